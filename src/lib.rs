@@ -1,1 +1,10 @@
+//! Hedgerow turns the forest of model calls of an agent's rollout into training rows, live, over gRPC.
+//!
+//! Harness workers report each model call as it happens, late, twice and out of order. The service grows each
+//! rollout's forest, and streams finished rows to trainers, in which every sampled token is trained exactly once,
+//! under exactly the context it was sampled in. `src/ARCHITECTURE.md` is the map of this crate.
 
+pub mod forest;
+pub mod ids;
+pub mod limits;
+pub mod proto;

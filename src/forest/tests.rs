@@ -1,0 +1,162 @@
+//! The forest on small rollouts written by hand. The random ones against a slow model stand in `tests/model`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::call::*;
+use super::digest::Digest;
+use super::link::*;
+use super::plan::*;
+use super::*;
+
+fn name(text: &str) -> Name {
+    Name::parse(text).unwrap()
+}
+
+fn call_id(text: &str) -> CallId {
+    CallId::parse(text).unwrap()
+}
+
+fn new_call(id: &str, agent: &str, sequence: u64, prompt: Prompt, generation: &[u32]) -> NewCall {
+    let facts = CallFacts {
+        call_id: call_id(id),
+        agent_id: AgentId::parse(agent).unwrap(),
+        parent_agent_id: None,
+        sequence,
+        link: Link::Infer,
+        kind: name("turn"),
+        policy: name("main"),
+        versions: Vec::new(),
+        model: None,
+        generation: generation.to_vec(),
+        logprobs: Some(vec![-0.5; generation.len()]),
+        train: true,
+        finish_reason: None,
+        times_unix_ms: (None, None),
+    };
+    NewCall { facts, prompt }
+}
+
+fn full(id: &str, agent: &str, sequence: u64, prompt: &[u32], generation: &[u32]) -> NewCall {
+    new_call(id, agent, sequence, Prompt::Full(prompt.to_vec()), generation)
+}
+
+fn accept(forest: &mut Forest, call: &NewCall) -> Accepted {
+    match forest.judge_call(call).unwrap() {
+        JudgedCall::Record(record) => forest.apply_call(record),
+        JudgedCall::Duplicate(call) => panic!("{call:?} is a duplicate"),
+    }
+}
+
+fn delta(base: &str, base_ids: &[u32], suffix: &[u32]) -> Prompt {
+    let base_length = u32::try_from(base_ids.len()).unwrap();
+    Prompt::Delta(Delta { base: call_id(base), base_length, digest: Digest::of(base_ids), suffix: suffix.to_vec() })
+}
+
+fn everything(forest: &Forest) -> CallSet {
+    let mut kept = CallSet::new();
+    forest.calls().filter(|(_, call)| call.is_placed() && !call.is_empty()).for_each(|(call, _)| kept.insert(call));
+    kept
+}
+
+#[test]
+fn a_base_may_come_last_and_a_chain_of_deltas_resolves_at_once() {
+    let ids: Vec<u32> = (0..2000).collect();
+    let mut forest = Forest::default();
+    for step in (1..10_usize).rev() {
+        let text = &ids[..step * 100 + 5];
+        let base = format!("c{}", step - 1);
+        let call = new_call(
+            &format!("c{step}"),
+            "a",
+            step as u64,
+            delta(&base, text, &ids[text.len()..text.len() + 95]),
+            &ids[step * 100 + 100..step * 100 + 105],
+        );
+        assert!(matches!(accept(&mut forest, &call).verdict.link, LinkVerdict::Waiting(_)));
+    }
+    let accepted = accept(&mut forest, &full("c0", "a", 0, &ids[..100], &ids[100..105]));
+    assert_eq!(accepted.settled.len(), 9);
+    let kept = everything(&forest);
+    let links = forest.links(&kept);
+    let last = forest.find(&call_id("c9")).unwrap();
+    assert_eq!(links.walk(last).len(), 10);
+    assert_eq!(forest.full_ids(last).unwrap(), ids[..1005]);
+}
+
+#[test]
+fn a_delta_whose_base_is_another_is_unresolved_until_it_comes_in_full() {
+    let mut forest = Forest::default();
+    let call = new_call("b", "a", 2, delta("a", &[1, 2, 9], &[4]), &[5]);
+    accept(&mut forest, &call);
+    let accepted = accept(&mut forest, &full("a", "a", 1, &[1, 2], &[3]));
+    assert_eq!(accepted.settled, vec![(CallIndex(0), Placement::Unresolved)]);
+    assert_eq!(forest.judge_call(&call), Ok(JudgedCall::Duplicate(CallIndex(0))));
+    accept(&mut forest, &full("b", "a", 2, &[1, 2, 3, 4, 6], &[5]));
+    assert_eq!(forest.full_ids(CallIndex(0)).unwrap(), [1, 2, 3, 4, 6, 5]);
+    assert_eq!(forest.totals().unresolved_calls, 0);
+}
+
+#[test]
+fn a_second_form_of_a_waiting_prompt_must_say_the_same() {
+    let mut forest = Forest::default();
+    accept(&mut forest, &new_call("b", "a", 2, delta("a", &[1, 2, 3], &[4]), &[5]));
+    let other = full("b", "a", 2, &[1, 2, 9, 4], &[5]);
+    assert_eq!(forest.judge_call(&other), Err(CallRefusal::Conflict("prompt")));
+    let unknown_base = new_call("b", "a", 2, delta("z", &[1, 2], &[3, 4]), &[5]);
+    assert!(matches!(forest.judge_call(&unknown_base), Err(CallRefusal::ResendFullPrompt(_))));
+    accept(&mut forest, &full("b", "a", 2, &[1, 2, 3, 4], &[5]));
+    let again = new_call("b", "a", 2, delta("z", &[1, 2], &[3, 4]), &[5]);
+    assert_eq!(forest.judge_call(&again), Ok(JudgedCall::Duplicate(CallIndex(0))));
+}
+
+#[test]
+fn a_delta_on_a_known_base_is_checked_at_once() {
+    let mut forest = Forest::default();
+    accept(&mut forest, &full("a", "a", 1, &[1, 2], &[3]));
+    for (base, suffix) in [(vec![1, 2, 3, 4], vec![5]), (vec![1, 9], vec![5])] {
+        let call = new_call("b", "a", 2, delta("a", &base, &suffix), &[5]);
+        assert!(matches!(forest.judge_call(&call), Err(CallRefusal::ResendFullPrompt(_))));
+    }
+    let own = new_call("b", "a", 2, delta("b", &[1], &[5]), &[5]);
+    assert!(matches!(forest.judge_call(&own), Err(CallRefusal::ResendFullPrompt(_))));
+    assert_eq!(forest.call_count(), 1);
+}
+
+#[test]
+fn drift_shows_ids_from_both_sides() {
+    let mut forest = Forest::default();
+    accept(&mut forest, &full("a", "a", 1, &[1, 2], &[3, 4]));
+    let differs = accept(&mut forest, &full("b", "a", 2, &[1, 2, 3, 7, 8], &[9])).verdict.drift.unwrap();
+    assert_eq!((differs.kind, differs.matched_length), (DriftKind::Differs, 3));
+    assert_eq!((differs.expected, differs.found), (vec![4], vec![7, 8]));
+    let rewind = accept(&mut forest, &full("c", "a", 3, &[1, 2], &[5])).verdict.drift.unwrap();
+    assert_eq!((rewind.kind, rewind.matched_length), (DriftKind::Rewind, 2));
+}
+
+#[test]
+fn thousands_of_samples_of_one_prompt_stay_linear() {
+    let prompt: Vec<u32> = (0..1000).collect();
+    let mut forest = Forest::default();
+    for sample in 0..5000_u32 {
+        accept(&mut forest, &full(&format!("s{sample}"), "a", u64::from(sample), &prompt, &[sample, 7]));
+    }
+    let tokens = forest.stored_tokens();
+    assert!(tokens < 1000 + 5000 * 64, "{tokens} ids are stored");
+    let kept = everything(&forest);
+    assert!(forest.links(&kept).parents.iter().all(Option::is_none));
+}
+
+#[test]
+fn a_token_without_a_log_probability_is_context() {
+    let mut forest = Forest::default();
+    let mut call = full("a", "a", 1, &[1], &[2, 3]);
+    call.facts.logprobs = Some(vec![f32::NAN, -1.0]);
+    accept(&mut forest, &call);
+    let kept = everything(&forest);
+    let links = forest.links(&kept);
+    let input = PlanInput { kept: &kept, links: &links, owner: SharedCallOwner::RootAgent, max_row_tokens: None };
+    let plan = forest.plan(&name("main"), input);
+    let row = forest.row(&plan, &plan.rows[0], &links);
+    assert_eq!((row.loss_mask, row.logprobs), (vec![0, 0, 1], vec![0.0, 0.0, -1.0]));
+    assert_eq!(plan.rows[0].trained_tokens, 1);
+}

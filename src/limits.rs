@@ -1,0 +1,75 @@
+//! Every bound of the service, with its unit in its name, and the relations between them.
+//!
+//! A bound that a user may move is a setting whose default stands here.
+
+/// Longest identifier (of a run, group, rollout, agent, call, policy, model, kind …).
+pub const IDENTIFIER_BYTES_MAX: usize = 256;
+/// Longest message of a reason or a tag's value.
+pub const TEXT_BYTES_MAX: usize = 4096;
+/// Most tags of a rollout, and most named components of a reward.
+pub const TAGS_MAX: usize = 64;
+
+/// Most tokens of one call, prompt and generation together.
+pub const CALL_TOKENS_MAX: usize = 4 << 20;
+/// Most calls of a rollout.
+pub const ROLLOUT_CALLS_MAX: usize = 100_000;
+/// Most agents of a rollout.
+pub const ROLLOUT_AGENTS_MAX: usize = 10_000;
+/// Most distinct small names (policies, models, kinds, finish reasons) in a rollout.
+pub const ROLLOUT_NAMES_MAX: usize = 10_000;
+/// Most spans of policy versions in a call.
+pub const CALL_VERSION_SPANS_MAX: usize = 1024;
+/// Most call ids in the kept lists of one event.
+pub const KEPT_CALLS_MAX: usize = ROLLOUT_CALLS_MAX;
+/// Most rollouts of a group.
+pub const GROUP_SIZE_MAX: u32 = 65_536;
+/// Refused calls that a rollout remembers, to say "refused, awaiting resend".
+pub const ROLLOUT_REFUSED_CALLS_MAX: usize = 64;
+
+/// Most runs.
+pub const RUNS_MAX: usize = 1024;
+/// Most consumer groups of a run.
+pub const RUN_CONSUMER_GROUPS_MAX: usize = 64;
+/// Most live rollouts (open, or finalised and not retired) of the service.
+pub const ROLLOUTS_MAX: usize = 4_000_000;
+/// Most tombstones; the oldest go first.
+pub const TOMBSTONES_MAX: usize = 1_000_000;
+/// Members of one consumer group, connected at once.
+pub const CONSUMER_GROUP_MEMBERS_MAX: usize = 1024;
+
+/// Largest message taken from a client.
+pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Largest message sent to a trainer. A unit larger than this is sent in parts.
+pub const UNIT_MESSAGE_BYTES_MAX: usize = 2 << 20;
+/// Answers outstanding on one stream of reports; a client that does not read its answers is not read from.
+pub const STREAM_ANSWERS_OUTSTANDING_MAX: usize = 1024;
+/// Requests in one `ReportBatch`.
+pub const BATCH_REQUESTS_MAX: usize = 4096;
+/// Bytes of messages and records between their arrival and their durable answer, over all streams.
+pub const IN_FLIGHT_BYTES_MAX: usize = 512 << 20;
+/// Units on their way to one consumer's stream.
+pub const CONSUMER_UNITS_IN_FLIGHT_MAX: usize = 256;
+/// Unit ids in one acknowledgement.
+pub const ACK_UNITS_MAX: usize = 65_536;
+
+/// HTTP/2 window of one stream.
+pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 2 << 20;
+/// HTTP/2 window of one connection.
+pub const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+/// Streams of one connection.
+pub const HTTP2_CONNECTION_STREAMS_MAX: u32 = 32;
+/// HTTP/2 frame.
+pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;
+
+/// Ids shown from each side of a first difference.
+pub const DRIFT_IDS_SHOWN: usize = 8;
+
+// One unread stream must not stop its neighbours: all streams' windows fit in the connection's.
+const _: () = assert!(
+    HTTP2_STREAM_WINDOW_BYTES as u64 * HTTP2_CONNECTION_STREAMS_MAX as u64 <= HTTP2_CONNECTION_WINDOW_BYTES as u64
+);
+// A call at its limit (ids and log-probabilities) fits into a message, and a message into what may be in flight.
+const _: () = assert!(CALL_TOKENS_MAX * 8 <= REQUEST_MESSAGE_BYTES_MAX);
+const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= IN_FLIGHT_BYTES_MAX);
+// Lengths of sequences are kept as u32.
+const _: () = assert!(CALL_TOKENS_MAX < u32::MAX as usize);

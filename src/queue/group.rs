@@ -1,0 +1,235 @@
+//! One consumer group: what is pushed to it, and how units settle. Its consumers' side is in `lease`.
+
+use std::collections::BTreeSet;
+
+use super::consumers::{Consumers, UnitNumber};
+use super::definition::{GroupDefinition, QueueBounds};
+use super::effect::{AckResult, QueueEffect, ReleaseResult};
+use super::ledger::{Ledger, Source};
+use super::unit::{DropReason, NewUnit, ParkedFor, Place, UnitId};
+
+/// One consumer group. `K` identifies a rollout, `P` is the handle to a unit's rows.
+#[derive(Debug, Clone)]
+pub struct ConsumerGroup<K, P> {
+    pub(super) definition: GroupDefinition,
+    pub(super) bounds: QueueBounds,
+    pub(super) ledger: Ledger<K, P>,
+    pub(super) consumers: Consumers,
+    /// Since when it has had no consumer.
+    pub(super) idle_since_ms: Option<u64>,
+}
+
+impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
+    /// A group without units and consumers.
+    #[must_use]
+    pub fn new(definition: GroupDefinition, bounds: QueueBounds, now_ms: u64) -> Self {
+        Self {
+            definition,
+            bounds,
+            ledger: Ledger::new(),
+            consumers: Consumers::new(bounds.max_units_in_flight),
+            idle_since_ms: Some(now_ms),
+        }
+    }
+
+    /// What it was made as.
+    #[must_use]
+    pub fn definition(&self) -> &GroupDefinition {
+        &self.definition
+    }
+
+    /// Since when it has had no consumer; `None` while it has one.
+    #[must_use]
+    pub fn idle_since_ms(&self) -> Option<u64> {
+        self.idle_since_ms
+    }
+
+    /// Takes the units of a finalised rollout, all at once and in order; there may be none, and then it is settled at
+    /// once. A rollout that is known changes nothing; a unit whose id is known is not taken twice. In an ephemeral group
+    /// every rollout is settled at once, and the oldest units make room for the newest.
+    pub fn push(&mut self, source: K, units: Vec<NewUnit<P>>, now_ms: u64) -> Vec<QueueEffect<K>> {
+        if self.ledger.sources.contains_key(&source) {
+            return Vec::new();
+        }
+        let added: Vec<UnitNumber> =
+            units.into_iter().filter_map(|unit| self.ledger.add(&source, unit, now_ms)).collect();
+        let mut effects = Vec::new();
+        if self.definition.ephemeral || added.is_empty() {
+            effects.push(QueueEffect::SourceSettled { source: source.clone() });
+        }
+        if self.definition.ephemeral {
+            effects.extend(self.drop_overflow());
+        } else {
+            let unsettled = added.len();
+            self.ledger.sources.insert(source, Source { units: added, unsettled });
+        }
+        self.verify();
+        effects
+    }
+
+    fn drop_overflow(&mut self) -> Option<QueueEffect<K>> {
+        let before = self.ledger.counts.waiting;
+        while self.ledger.waiting.len() > self.bounds.max_ephemeral_waiting_units {
+            let Some(&oldest) = self.ledger.waiting.first() else {
+                break;
+            };
+            self.relocate(oldest, Place::Dropped(DropReason::Overflow));
+            self.ledger.forget(oldest);
+        }
+        let after = self.ledger.counts.waiting;
+        (before != after).then(|| QueueEffect::LineOverflowed {
+            units: before.units - after.units,
+            tokens: before.tokens - after.tokens,
+        })
+    }
+
+    /// What acknowledgements of these units are worth, in the order asked; changes nothing. Who asks does not matter, nor
+    /// whether the unit is out, waiting again, or with another consumer.
+    #[must_use]
+    pub fn judge_acks(&self, ids: &[UnitId]) -> Vec<(UnitId, AckResult)> {
+        let mut seen = BTreeSet::new();
+        let judge = |id: &UnitId| {
+            let repeated = !seen.insert(id.clone());
+            let result = self.judge_ack(id);
+            let counted = repeated && result == AckResult::Acknowledged;
+            (id.clone(), if counted { AckResult::Already } else { result })
+        };
+        ids.iter().map(judge).collect()
+    }
+
+    fn judge_ack(&self, id: &UnitId) -> AckResult {
+        if self.definition.ephemeral {
+            return AckResult::Unknown;
+        }
+        let Some((_, place)) = self.ledger.place_of(id) else {
+            return AckResult::Unknown;
+        };
+        match place {
+            Place::Acknowledged => AckResult::Already,
+            // It was given out many times: that one of them was trained after all is the truth, and it counts.
+            Place::Dropped(DropReason::Undeliverable) => AckResult::Acknowledged,
+            Place::Dropped(reason) => AckResult::Dropped(reason),
+            Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Parked(_) => AckResult::Acknowledged,
+        }
+    }
+
+    /// Parks units whose acknowledgement was judged good and is on its way to the log, so that nobody else is given them
+    /// in the meantime. Gives their credit back. Optional: [`Self::apply_ack`] does not need it. The record must come.
+    pub fn begin_acks(&mut self, ids: &[UnitId]) {
+        if self.definition.ephemeral {
+            return;
+        }
+        for id in ids {
+            match self.ledger.place_of(id) {
+                Some((number, Place::Waiting | Place::Delayed { .. } | Place::Leased { .. })) => {
+                    self.relocate(number, Place::Parked(ParkedFor::Acknowledgement));
+                }
+                Some((_, Place::Parked(_) | Place::Acknowledged | Place::Dropped(_))) | None => {}
+            }
+        }
+        self.verify();
+    }
+
+    /// An acknowledgement is durable. Ends the unit's lease, whoever has it. Does nothing if the unit is not known, is
+    /// acknowledged, or was dropped for another reason than being undeliverable.
+    pub fn apply_ack(&mut self, id: &UnitId) -> Vec<QueueEffect<K>> {
+        if self.judge_ack(id) != AckResult::Acknowledged {
+            return Vec::new();
+        }
+        let effect = self.ledger.place_of(id).and_then(|(number, _)| self.relocate(number, Place::Acknowledged));
+        self.verify();
+        effect.into_iter().collect()
+    }
+
+    /// A decision to drop a unit is durable. Does nothing if the unit is not known or is settled: an acknowledgement that
+    /// came first stands.
+    pub fn apply_drop(&mut self, id: &UnitId, reason: DropReason) -> Vec<QueueEffect<K>> {
+        let Some((number, place)) = self.ledger.place_of(id) else {
+            return Vec::new();
+        };
+        if place.is_settled() {
+            return Vec::new();
+        }
+        let effect = self.relocate(number, Place::Dropped(reason));
+        if self.definition.ephemeral {
+            self.ledger.forget(number);
+        }
+        self.verify();
+        effect.into_iter().collect()
+    }
+
+    /// Whether an operator may release this unit; changes nothing.
+    #[must_use]
+    pub fn judge_release(&self, id: &UnitId) -> ReleaseResult {
+        match self.ledger.place_of(id) {
+            None => ReleaseResult::Unknown,
+            Some((_, Place::Dropped(DropReason::Undeliverable))) => ReleaseResult::Released,
+            Some(_) => ReleaseResult::NotUndeliverable,
+        }
+    }
+
+    /// A release is durable: the unit waits again at its old place, as if never given out. Does nothing unless it is
+    /// dropped as undeliverable.
+    pub fn apply_release(&mut self, id: &UnitId) -> Vec<QueueEffect<K>> {
+        if self.judge_release(id) != ReleaseResult::Released {
+            return Vec::new();
+        }
+        let Some((number, _)) = self.ledger.place_of(id) else {
+            return Vec::new();
+        };
+        if let Some(unit) = self.ledger.units.get_mut(&number) {
+            unit.deliveries = 0;
+        }
+        let effect = self.relocate(number, Place::Waiting);
+        self.verify();
+        effect.into_iter().collect()
+    }
+
+    /// The rollout has retired: its unit ids are remembered no longer, and later acknowledgements of them are `Unknown`.
+    /// What was not settled is dropped as `Forgotten`; how many that were is the answer (0 in the ordinary course).
+    pub fn forget_source(&mut self, source: &K) -> usize {
+        let Some(units) = self.ledger.sources.get(source).map(|source| source.units.clone()) else {
+            return 0;
+        };
+        let mut dropped = 0;
+        for number in units {
+            if self.ledger.units.get(&number).is_some_and(|unit| !unit.place.is_settled()) {
+                dropped += 1;
+                self.relocate(number, Place::Dropped(DropReason::Forgotten));
+            }
+            self.ledger.forget(number);
+        }
+        self.ledger.sources.remove(source);
+        self.verify();
+        dropped
+    }
+
+    /// Whether the rollout holds back its memory for this group: known, and not settled.
+    #[must_use]
+    pub fn holds(&self, source: &K) -> bool {
+        self.ledger.sources.get(source).is_some_and(|source| source.unsettled > 0)
+    }
+
+    /// The rollouts that are not settled, in the order of their keys.
+    pub fn unsettled_sources(&self) -> impl Iterator<Item = &K> {
+        self.ledger.sources.iter().filter(|(_, source)| source.unsettled > 0).map(|(key, _)| key)
+    }
+
+    /// Where a unit stands; `None` if it is not known.
+    #[must_use]
+    pub fn place(&self, id: &UnitId) -> Option<Place> {
+        self.ledger.place_of(id).map(|(_, place)| place)
+    }
+
+    /// Moves a unit, and its lease with it: the one way, so that unit and consumer cannot disagree.
+    pub(super) fn relocate(&mut self, number: UnitNumber, to: Place) -> Option<QueueEffect<K>> {
+        let moved = self.ledger.move_to(number, to)?;
+        if let Place::Leased { consumer, since_ms } = moved.from {
+            self.consumers.end_lease(consumer, since_ms, number, moved.tokens);
+        }
+        if let Place::Leased { consumer, since_ms } = to {
+            self.consumers.begin_lease(consumer, since_ms, number, moved.tokens);
+        }
+        moved.effect
+    }
+}

@@ -1,0 +1,137 @@
+//! The numbered invariants of a consumer group (see the module's contract), checked the slow way.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::consumers::UnitNumber;
+use super::group::ConsumerGroup;
+use super::ledger::{Counts, Tally};
+use super::unit::{ConsumerId, DropReason, Place};
+
+/// Beyond so many units, debug builds check the balance after each change and leave the rest to tests.
+const MAX_UNITS_CHECKED_EACH_TIME: usize = 128;
+
+/// What the units themselves say.
+#[derive(Default)]
+struct Recount {
+    waiting: Tally,
+    leased: Tally,
+    parked: Tally,
+    acknowledged: Tally,
+    dropped: BTreeMap<DropReason, Tally>,
+    line: BTreeSet<UnitNumber>,
+    delayed: BTreeSet<(u64, UnitNumber)>,
+    leases: BTreeMap<ConsumerId, (BTreeSet<(u64, UnitNumber)>, u64)>,
+}
+
+impl Recount {
+    fn add(&mut self, number: UnitNumber, place: Place, tokens: u64) {
+        match place {
+            Place::Waiting => {
+                self.waiting.add(tokens);
+                self.line.insert(number);
+            }
+            Place::Delayed { until_ms } => {
+                self.waiting.add(tokens);
+                self.delayed.insert((until_ms, number));
+            }
+            Place::Leased { consumer, since_ms } => {
+                self.leased.add(tokens);
+                let (leases, in_flight_tokens) = self.leases.entry(consumer).or_default();
+                leases.insert((since_ms, number));
+                *in_flight_tokens += tokens;
+            }
+            Place::Parked(_) => self.parked.add(tokens),
+            Place::Acknowledged => self.acknowledged.add(tokens),
+            Place::Dropped(reason) => self.dropped.entry(reason).or_default().add(tokens),
+        }
+    }
+}
+
+fn sum(tallies: impl IntoIterator<Item = Tally>) -> Tally {
+    tallies.into_iter().fold(Tally::default(), |sum, tally| Tally {
+        units: sum.units + tally.units,
+        tokens: sum.tokens + tally.tokens,
+    })
+}
+
+fn balance(counts: &Counts) -> Result<(), &'static str> {
+    let parts = [counts.waiting, counts.leased, counts.parked, counts.acknowledged];
+    let all = sum(parts.into_iter().chain(counts.dropped.values().copied()));
+    if all == counts.pushed { Ok(()) } else { Err("1: pushed = waiting + leased + parked + acknowledged + dropped") }
+}
+
+fn require(holds: bool, invariant: &'static str) -> Result<(), &'static str> {
+    if holds { Ok(()) } else { Err(invariant) }
+}
+
+impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
+    /// Checks every numbered invariant of the module's contract, looking at every unit.
+    ///
+    /// # Errors
+    /// The number and words of the first that does not hold: a bug of ours.
+    pub fn check_invariants(&self) -> Result<(), &'static str> {
+        balance(&self.ledger.counts)?;
+        let mut recount = Recount::default();
+        for (&number, unit) in &self.ledger.units {
+            recount.add(number, unit.place, unit.tokens);
+            require(self.ledger.numbers.get(&unit.id) == Some(&number), "5: each unit is found under its id")?;
+            require(
+                unit.payload.is_some() == unit.place.keeps_payload(),
+                "8: a payload is kept exactly as long as it may be wanted",
+            )?;
+        }
+        require(self.ledger.numbers.len() == self.ledger.units.len(), "5: no id without its unit")?;
+        self.check_counts(&recount)?;
+        require(recount.line == self.ledger.waiting, "3: the line holds the waiting units")?;
+        require(recount.delayed == self.ledger.delayed, "3: the delayed units are in their order")?;
+        self.check_leases(&recount)?;
+        self.check_sources()?;
+        require(self.consumers.order_is_right(), "7: the order holds exactly the consumers with room")?;
+        let tail = !self.definition.ephemeral
+            || (recount.leased.units == 0
+                && self.ledger.units.len() == self.ledger.waiting.len()
+                && self.ledger.waiting.len() <= self.bounds.max_ephemeral_waiting_units);
+        require(tail, "9: an ephemeral group has no leases, remembers nothing settled, and keeps its bound")
+    }
+
+    fn check_counts(&self, recount: &Recount) -> Result<(), &'static str> {
+        let counts = &self.ledger.counts;
+        let live =
+            recount.waiting == counts.waiting && recount.leased == counts.leased && recount.parked == counts.parked;
+        require(live, "2: each count is what the units say")?;
+        let remembered = recount.dropped.values().copied().chain([recount.acknowledged, counts.forgotten]);
+        let settled = counts.dropped.values().copied().chain([counts.acknowledged]);
+        require(sum(remembered) == sum(settled), "2: settled units are remembered or were forgotten")
+    }
+
+    fn check_leases(&self, recount: &Recount) -> Result<(), &'static str> {
+        let mut leases = recount.leases.clone();
+        for (id, consumer) in self.consumers.iter() {
+            let expected = leases.remove(&id).unwrap_or_default();
+            require(expected == (consumer.leases.clone(), consumer.in_flight_tokens), "4: leases are the consumer's")?;
+        }
+        require(leases.is_empty(), "4: no lease without its consumer")
+    }
+
+    fn check_sources(&self) -> Result<(), &'static str> {
+        let units = &self.ledger.units;
+        for (key, source) in &self.ledger.sources {
+            let own: Vec<_> = source.units.iter().filter_map(|number| units.get(number)).collect();
+            let whole = own.len() == source.units.len() && own.iter().all(|unit| unit.source == *key);
+            require(whole, "6: a rollout remembers its units")?;
+            let unsettled = own.iter().filter(|unit| !unit.place.is_settled()).count();
+            require(unsettled == source.unsettled, "6: a rollout is settled exactly when all its units are")?;
+        }
+        let in_sources: usize = self.ledger.sources.values().map(|source| source.units.len()).sum();
+        require(self.definition.ephemeral || in_sources == units.len(), "6: every unit belongs to a rollout")
+    }
+
+    /// The check at the end of each change, in debug builds.
+    pub(super) fn verify(&self) {
+        if cfg!(debug_assertions) {
+            let small = self.ledger.units.len() <= MAX_UNITS_CHECKED_EACH_TIME;
+            let result = if small { self.check_invariants() } else { balance(&self.ledger.counts) };
+            debug_assert_eq!(result, Ok(()));
+        }
+    }
+}

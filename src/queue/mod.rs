@@ -1,0 +1,162 @@
+//! Consumer groups, and the units of finished rows that each of them takes. PURE.
+//!
+//! **For**: one run's way from finished rollouts to acknowledged rows. Each consumer group sees every unit that is pushed
+//! to it; inside a group each unit is with one consumer at most. A unit goes out again until somebody acknowledges it, or
+//! is dropped for a reason that can be read.
+//!
+//! **Owns**: units, the line they wait in, leases, consumers, counts. The sequencing task owns the [`Queue`].
+//!
+//! **Never**: reads a clock (`now_ms` is an argument, in milliseconds of any monotonic clock), sends, logs, or
+//! looks into a payload. It does not decide which units a group takes: whoever pushes looks at the group's definition.
+//!
+//! **Records and memory.** What must survive is applied from records that are durable, in the order of their positions:
+//! [`Queue::apply_group`], [`ConsumerGroup::push`], [`ConsumerGroup::apply_ack`], [`ConsumerGroup::apply_drop`],
+//! [`ConsumerGroup::apply_release`], [`ConsumerGroup::forget_source`]. The same sequence of these gives the same settled
+//! units, counts and effects, whatever consumers did in between. Consumers, leases, delays, delivery numbers and the
+//! parking place are memory only: after a restart every unsettled unit waits at its place, and a consumer that comes back says what it
+//! holds. What asks (`judge_*`) changes nothing; what a clock or a consumer's end decides comes back as a [`Decision`].
+//! Ephemeral groups are in no record.
+//!
+//! **Cost**: a delivery is logarithmic in units, plus the consumers with room that are served before the one that takes
+//! it; finding that nothing can go out asks each consumer with room once. A sign of life is logarithmic in consumers.
+//!
+//! **Limits**: [`QueueBounds`]. Units that wait are bounded by what the run retains, not here, except in ephemeral groups.
+//!
+//! **Invariants**, checked by [`ConsumerGroup::check_invariants`], in tests and in debug builds after each change:
+//! 1. pushed = waiting + leased + parked + acknowledged + dropped, in units and in tokens.
+//! 2. Each count is what the units say; those not remembered any more were acknowledged or dropped.
+//! 3. The line holds the waiting units and no others; the delayed ones likewise.
+//! 4. Leases are disjoint: a leased unit is with its one consumer, and consumers have no others; tokens in flight add up.
+//! 5. Each remembered unit is found under its id.
+//! 6. A rollout is settled exactly when all its units are.
+//! 7. The order in which consumers are served holds exactly those with room.
+//! 8. A payload is kept exactly as long as it may be wanted.
+//! 9. An ephemeral group has no leases, remembers nothing settled, and keeps its bound.
+
+mod consumers;
+mod definition;
+mod effect;
+mod group;
+mod invariants;
+mod lease;
+mod ledger;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod unit;
+
+use std::collections::BTreeMap;
+
+pub use definition::{
+    ConsumerGroupMismatch, GroupDefinition, LEASE_MS, MAX_CONSUMER_GROUPS, MAX_CONSUMERS, MAX_EPHEMERAL_WAITING_UNITS,
+    MAX_NACK_DELAY_MS, MAX_UNITS_IN_FLIGHT, QueueBounds,
+};
+pub use effect::{AckResult, Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, QueueEffect, ReleaseResult};
+pub use group::ConsumerGroup;
+pub use ledger::Tally;
+pub use stats::{ConsumerFacts, GroupStats, WaitReason, WaitingFor};
+pub use unit::{ConsumerId, DropReason, NewUnit, ParkedFor, Place, UnitId, UnitKind};
+
+/// Whether a consumer group is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupVerdict {
+    /// It is, with this definition.
+    Exists,
+    /// It is not, and may be made: log it (unless it is ephemeral), then call [`Queue::apply_group`].
+    New,
+}
+
+/// Why a consumer group cannot be used or made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GroupRefused {
+    /// There is one of that name, and it is another one.
+    Mismatch(Box<ConsumerGroupMismatch>),
+    /// The run has as many as it may.
+    TooManyGroups {
+        /// The bound.
+        max_consumer_groups: usize,
+    },
+}
+
+/// The consumer groups of one run, by name.
+#[derive(Debug, Clone)]
+pub struct Queue<K, P> {
+    groups: BTreeMap<String, ConsumerGroup<K, P>>,
+    bounds: QueueBounds,
+}
+
+impl<K: Ord + Clone, P: Clone> Queue<K, P> {
+    /// A run without consumer groups.
+    #[must_use]
+    pub fn new(bounds: QueueBounds) -> Self {
+        Self { groups: BTreeMap::new(), bounds }
+    }
+
+    /// Whether a group of that name and definition exists or may be made. Ask again after [`Self::apply_group`] where
+    /// another may have made it in between.
+    ///
+    /// # Errors
+    /// When the name is another group's, or the run has too many groups.
+    pub fn judge_group(&self, name: &str, requested: &GroupDefinition) -> Result<GroupVerdict, GroupRefused> {
+        let Some(group) = self.groups.get(name) else {
+            let max_consumer_groups = self.bounds.max_consumer_groups;
+            if self.groups.len() >= max_consumer_groups {
+                return Err(GroupRefused::TooManyGroups { max_consumer_groups });
+            }
+            return Ok(GroupVerdict::New);
+        };
+        if group.definition() == requested {
+            return Ok(GroupVerdict::Exists);
+        }
+        Err(GroupRefused::Mismatch(Box::new(ConsumerGroupMismatch {
+            name: name.to_owned(),
+            declared: group.definition().clone(),
+            requested: requested.clone(),
+        })))
+    }
+
+    /// Makes the group, unless there is one of that name: the first definition stands.
+    pub fn apply_group(&mut self, name: &str, definition: GroupDefinition, now_ms: u64) -> &mut ConsumerGroup<K, P> {
+        let bounds = self.bounds;
+        self.groups.entry(name.to_owned()).or_insert_with(|| ConsumerGroup::new(definition, bounds, now_ms))
+    }
+
+    /// Takes a group out. What it had not settled is in [`ConsumerGroup::unsettled_sources`], for the caller to settle.
+    pub fn remove_group(&mut self, name: &str) -> Option<ConsumerGroup<K, P>> {
+        self.groups.remove(name)
+    }
+
+    /// One group.
+    #[must_use]
+    pub fn group(&self, name: &str) -> Option<&ConsumerGroup<K, P>> {
+        self.groups.get(name)
+    }
+
+    /// One group, to change it.
+    pub fn group_mut(&mut self, name: &str) -> Option<&mut ConsumerGroup<K, P>> {
+        self.groups.get_mut(name)
+    }
+
+    /// All groups, by name.
+    pub fn groups(&self) -> impl Iterator<Item = (&str, &ConsumerGroup<K, P>)> {
+        self.groups.iter().map(|(name, group)| (name.as_str(), group))
+    }
+
+    /// All groups, by name, to change them.
+    pub fn groups_mut(&mut self) -> impl Iterator<Item = (&str, &mut ConsumerGroup<K, P>)> {
+        self.groups.iter_mut().map(|(name, group)| (name.as_str(), group))
+    }
+
+    /// Forgets a retired rollout in every group.
+    pub fn forget_source(&mut self, source: &K) {
+        for group in self.groups.values_mut() {
+            group.forget_source(source);
+        }
+    }
+
+    /// The earliest moment at which [`ConsumerGroup::tick`] has something to do in any group.
+    #[must_use]
+    pub fn next_deadline_ms(&self) -> Option<u64> {
+        self.groups.values().filter_map(ConsumerGroup::next_deadline_ms).min()
+    }
+}

@@ -1,0 +1,172 @@
+//! What people and heartbeats are told of a consumer group.
+
+use std::collections::BTreeMap;
+
+use super::consumers::Consumer;
+use super::group::ConsumerGroup;
+use super::ledger::Tally;
+use super::unit::{ConsumerId, DropReason};
+
+/// One group in numbers. `pushed = waiting + leased + parked + acknowledged + dropped`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupStats {
+    /// Consumers that are there.
+    pub consumers: usize,
+    /// Everything ever pushed.
+    pub pushed: Tally,
+    /// In the line, also those put off for a while.
+    pub waiting: Tally,
+    /// Of the waiting ones, how many units are put off.
+    pub delayed_units: u64,
+    /// Out at consumers.
+    pub leased: Tally,
+    /// A record about them is on its way to the log.
+    pub parked: Tally,
+    /// Acknowledged (in an ephemeral group: given out).
+    pub acknowledged: Tally,
+    /// Dropped, by reason; a reason that never came up is not there.
+    pub dropped: BTreeMap<DropReason, Tally>,
+    /// Times that a unit was given out.
+    pub deliveries: u64,
+    /// Of these, how many were not the unit's first.
+    pub redeliveries: u64,
+    /// How long the oldest unit in the line has been there since it was pushed.
+    pub oldest_waiting_ms: Option<u64>,
+}
+
+/// One consumer in numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConsumerFacts {
+    /// Its stream.
+    pub consumer: ConsumerId,
+    /// What it calls itself.
+    pub name: String,
+    /// The most tokens that may be out at it.
+    pub credit_tokens: u64,
+    /// What is out at it.
+    pub in_flight: Tally,
+    /// What it was given since it joined.
+    pub delivered: Tally,
+    /// When it last said something.
+    pub last_sign_ms: u64,
+}
+
+/// Why a consumer is given nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitReason {
+    /// The group has no unsettled unit at all: rollouts have to finish first.
+    NothingQueued,
+    /// Every unsettled unit is out, at this consumer or others, or parked.
+    AllOut,
+    /// What waits was put off until then.
+    Delayed {
+        /// When the first comes back.
+        until_ms: u64,
+    },
+    /// It gave no credit.
+    NoCredit,
+    /// The oldest unit does not fit what is left of its credit.
+    CreditShort {
+        /// The oldest unit's tokens.
+        head_tokens: u64,
+        /// What is left.
+        left_tokens: u64,
+    },
+    /// It has as many units as it may, whatever their tokens.
+    TooManyUnitsInFlight {
+        /// The bound.
+        max_units_in_flight: usize,
+    },
+    /// It has room; the oldest unit goes out with the next dispatch, to it or to one with fewer tokens out.
+    NotWaiting,
+}
+
+/// What a consumer's heartbeat says it waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitingFor {
+    /// The reason in one word.
+    pub reason: WaitReason,
+    /// What waits in the group.
+    pub waiting: Tally,
+    /// What is out at this consumer.
+    pub in_flight: Tally,
+    /// What is out at the others.
+    pub leased_to_others: Tally,
+}
+
+impl Consumer {
+    fn in_flight(&self) -> Tally {
+        Tally { units: self.leases.len() as u64, tokens: self.in_flight_tokens }
+    }
+}
+
+impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
+    /// The group in numbers.
+    #[must_use]
+    pub fn stats(&self, now_ms: u64) -> GroupStats {
+        let counts = &self.ledger.counts;
+        GroupStats {
+            consumers: self.consumers.len(),
+            pushed: counts.pushed,
+            waiting: counts.waiting,
+            delayed_units: self.ledger.delayed.len() as u64,
+            leased: counts.leased,
+            parked: counts.parked,
+            acknowledged: counts.acknowledged,
+            dropped: counts.dropped.clone(),
+            deliveries: counts.deliveries,
+            redeliveries: counts.redeliveries,
+            oldest_waiting_ms: self.ledger.head().map(|(_, head)| now_ms.saturating_sub(head.pushed_at_ms)),
+        }
+    }
+
+    /// Its consumers, by stream.
+    pub fn consumers(&self) -> impl Iterator<Item = ConsumerFacts> {
+        self.consumers.iter().map(|(id, consumer)| ConsumerFacts {
+            consumer: id,
+            name: consumer.name.clone(),
+            credit_tokens: consumer.credit_tokens,
+            in_flight: consumer.in_flight(),
+            delivered: Tally { units: consumer.delivered_units, tokens: consumer.delivered_tokens },
+            last_sign_ms: consumer.last_sign_ms,
+        })
+    }
+
+    /// Why a consumer is given nothing; `None` if it is not there.
+    #[must_use]
+    pub fn waiting_for(&self, consumer: ConsumerId) -> Option<WaitingFor> {
+        let consumer = self.consumers.get(consumer)?;
+        let leased = self.ledger.counts.leased;
+        let in_flight = consumer.in_flight();
+        Some(WaitingFor {
+            reason: self.wait_reason(consumer),
+            waiting: self.ledger.counts.waiting,
+            in_flight,
+            leased_to_others: Tally { units: leased.units - in_flight.units, tokens: leased.tokens - in_flight.tokens },
+        })
+    }
+
+    fn wait_reason(&self, consumer: &Consumer) -> WaitReason {
+        let Some((_, head)) = self.ledger.head() else {
+            let counts = &self.ledger.counts;
+            return match self.ledger.delayed.first() {
+                Some(&(until_ms, _)) => WaitReason::Delayed { until_ms },
+                None if counts.leased.units + counts.parked.units > 0 => WaitReason::AllOut,
+                None => WaitReason::NothingQueued,
+            };
+        };
+        let max_units_in_flight = self.bounds.max_units_in_flight;
+        if consumer.credit_tokens == 0 {
+            WaitReason::NoCredit
+        } else if consumer.takes(head.tokens, max_units_in_flight) {
+            WaitReason::NotWaiting
+        } else if consumer.leases.len() >= max_units_in_flight {
+            WaitReason::TooManyUnitsInFlight { max_units_in_flight }
+        } else {
+            WaitReason::CreditShort {
+                head_tokens: head.tokens,
+                left_tokens: consumer.credit_tokens.saturating_sub(consumer.in_flight_tokens),
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Units: what a consumer group hands out, and where each of them stands.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The stable id of a unit. For units of one row it is the row id, for whole rollouts `run/rollout/attempt`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UnitId(Arc<str>);
+
+impl UnitId {
+    /// Takes an id as it is; whoever makes units has checked it.
+    pub fn new(id: impl Into<Arc<str>>) -> Self {
+        Self(id.into())
+    }
+
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for UnitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<&str> for UnitId {
+    fn from(id: &str) -> Self {
+        Self(id.into())
+    }
+}
+
+/// What one unit is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UnitKind {
+    /// One row.
+    Row,
+    /// All rows of one rollout, for one policy.
+    Rollout,
+}
+
+/// A unit as it is pushed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewUnit<P> {
+    /// Its stable id, unique in the run.
+    pub id: UnitId,
+    /// How many tokens it holds, context and trained: what credit is counted in.
+    pub tokens: u64,
+    /// A handle to its rows, which the queue never looks into.
+    pub payload: P,
+}
+
+/// Which stream a consumer is on. A consumer that comes back is a new one, with its old name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConsumerId(pub u64);
+
+/// Why a unit ended without an acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DropReason {
+    /// Given out `max_deliveries` times, and never acknowledged. Can be released by hand.
+    Undeliverable,
+    /// Sampled by weights too old for this consumer group.
+    Stale,
+    /// Pushed out of the bounded line of an ephemeral consumer group.
+    Overflow,
+    /// Its rollout was forgotten while the unit was not settled.
+    Forgotten,
+}
+
+impl DropReason {
+    /// Every reason, in the order of the metrics.
+    pub const ALL: [Self; 4] = [Self::Undeliverable, Self::Stale, Self::Overflow, Self::Forgotten];
+
+    /// The reason as a word, for metrics and notices.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Undeliverable => "undeliverable",
+            Self::Stale => "stale",
+            Self::Overflow => "overflow",
+            Self::Forgotten => "forgotten",
+        }
+    }
+}
+
+/// Which record about a parked unit is on its way to the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ParkedFor {
+    /// The decision to drop it as undeliverable.
+    Drop,
+    /// An acknowledgement.
+    Acknowledgement,
+}
+
+/// Where a unit stands. `Acknowledged` and `Dropped` are settled; the others are not, and are memory only: a replay
+/// finds every unsettled unit waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In the line, to be given out when its turn comes.
+    Waiting,
+    /// Refused by a consumer for a while; then back in the line at its original place.
+    Delayed {
+        /// When it may be given out again.
+        until_ms: u64,
+    },
+    /// With a consumer.
+    Leased {
+        /// Who has it.
+        consumer: ConsumerId,
+        /// Since when; the lease ends one lease length after this or the consumer's last sign of life.
+        since_ms: u64,
+    },
+    /// Neither waiting nor leased, because a record about it is on its way to the log.
+    Parked(ParkedFor),
+    /// Done with.
+    Acknowledged,
+    /// Ended without acknowledgement.
+    Dropped(DropReason),
+}
+
+impl Place {
+    /// Whether the unit holds its rollout back no longer.
+    #[must_use]
+    pub fn is_settled(self) -> bool {
+        match self {
+            Self::Acknowledged | Self::Dropped(_) => true,
+            Self::Waiting | Self::Delayed { .. } | Self::Leased { .. } | Self::Parked(_) => false,
+        }
+    }
+
+    /// Whether the payload may still be wanted: a settled unit frees it, unless it can be released.
+    pub(super) fn keeps_payload(self) -> bool {
+        match self {
+            Self::Acknowledged => false,
+            Self::Dropped(reason) => reason == DropReason::Undeliverable,
+            Self::Waiting | Self::Delayed { .. } | Self::Leased { .. } | Self::Parked(_) => true,
+        }
+    }
+}
+
+/// A unit as the consumer group keeps it.
+#[derive(Debug, Clone)]
+pub(super) struct Unit<K, P> {
+    pub(super) id: UnitId,
+    pub(super) source: K,
+    pub(super) tokens: u64,
+    pub(super) pushed_at_ms: u64,
+    /// How often it was given out since it was pushed or released.
+    pub(super) deliveries: u32,
+    pub(super) place: Place,
+    /// `None` once it was freed; see [`Place::keeps_payload`].
+    pub(super) payload: Option<P>,
+}
