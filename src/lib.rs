@@ -4,7 +4,10 @@
 //! rollout's forest, and streams finished rows to trainers, in which every sampled token is trained exactly once,
 //! under exactly the context it was sampled in. `src/ARCHITECTURE.md` is the map of this crate.
 
+pub mod error;
 pub mod forest;
 pub mod ids;
 pub mod limits;
 pub mod proto;
+pub mod queue;
+pub mod rollout;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::ids::CallId;
 
 use super::call::{Call, CallFacts, CallIndex, CallTokens, Delta, NewCall, Pending, Prompt, RecordedPrompt};
-use super::digest::{BLOCK_TOKENS, Digest};
+use super::digest::BLOCK_TOKENS;
 use super::link::Verdict;
 use super::tokens::{BlockId, View};
 use super::{Forest, full_view, prompt_view};

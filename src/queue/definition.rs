@@ -22,7 +22,8 @@ pub struct QueueBounds {
     pub lease_ms: u64,
     /// How long a nack may put a unit off; longer delays are cut to this.
     pub max_nack_delay_ms: u64,
-    /// How many units may be out at one consumer. Units it says it holds when it joins may exceed it; then it is given no more.
+    /// How many units may be out at one consumer. What it says it holds when it joins may exceed it; then it is given
+    /// no more.
     pub max_units_in_flight: usize,
     /// How many units may wait in an ephemeral group; beyond, the oldest are dropped.
     pub max_ephemeral_waiting_units: usize,

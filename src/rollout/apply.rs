@@ -1,0 +1,155 @@
+//! What a record does to a rollout. Cannot fail; replay calls only this.
+
+use std::sync::Arc;
+
+use crate::forest::call::CallIndex;
+use crate::forest::link::Verdict;
+use crate::forest::{CallRecord, Placement};
+
+use super::awaited::Awaited;
+use super::event::{Decision, Discarded, Disposition, Effect, RolloutRecord};
+use super::settings::BrokenLinkRule;
+use super::status;
+use super::{FinalisedRollout, OpenRollout, Rollout};
+
+/// What applying a record did.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// For a call: which, and what is known of its link.
+    pub call: Option<(CallIndex, Verdict)>,
+    /// What it caused, in order.
+    pub effects: Vec<Effect>,
+}
+
+impl Rollout {
+    /// Applies a record, and finalises the rollout if that completes it.
+    pub fn apply(&mut self, record: RolloutRecord, now_ms: u64) -> Applied {
+        let Self::Open(open) = self else { return Applied::default() };
+        open.heard_at_ms = now_ms;
+        open.wait_afresh(now_ms);
+        let mut applied = Applied::default();
+        if let Some(discarded) = open.apply(record, now_ms, &mut applied) {
+            applied.effects.push(Effect::Discarded(discarded));
+        } else if open.is_complete() {
+            match open.finalise() {
+                Ok(finalised) => {
+                    let finalised = Arc::new(finalised);
+                    applied.effects.push(Effect::Finalised(Arc::clone(&finalised)));
+                    *self = Self::Finalised(finalised);
+                }
+                Err(discarded) => applied.effects.push(Effect::Discarded(discarded)),
+            }
+        }
+        applied
+    }
+}
+
+impl OpenRollout {
+    /// Applies a record; gives back how the rollout ended, if it did.
+    fn apply(&mut self, record: RolloutRecord, now_ms: u64, applied: &mut Applied) -> Option<Discarded> {
+        let facts = &mut self.facts;
+        let final_end = |reason: &str| Some(Discarded { reason: reason.to_owned(), disposition: Disposition::Final });
+        match record {
+            RolloutRecord::Open(open) => {
+                facts.group_size = facts.group_size.or(open.group_size);
+                facts.tags.extend(open.tags);
+            }
+            RolloutRecord::Group(group) => facts.group = Some(group),
+            RolloutRecord::Call(record) => self.apply_call(record, applied),
+            RolloutRecord::AgentStart(start) => facts.agents.apply_start(&mut facts.forest, start),
+            RolloutRecord::AgentEnd(end) => {
+                let gives_list = end.kept.is_some();
+                facts.agents.apply_end(&mut facts.forest, end);
+                if gives_list {
+                    self.kept_changed(now_ms);
+                }
+            }
+            RolloutRecord::Finish(seal, reward) => {
+                if let Some(lists) = seal.as_ref().and_then(|seal| seal.kept.as_ref()) {
+                    facts.agents.apply_lists(&mut facts.forest, lists);
+                }
+                let sealed = seal.is_some();
+                facts.seal = seal.or_else(|| facts.seal.take());
+                facts.reward = reward.or_else(|| facts.reward.take());
+                if sealed {
+                    self.awaiting_since_ms = Some(now_ms);
+                }
+                self.awaited = None;
+            }
+            RolloutRecord::Discard { reason, disposition } => return Some(Discarded { reason, disposition }),
+            RolloutRecord::Conflict(call) => facts.conflict = facts.conflict.take().or(Some(call)),
+            RolloutRecord::Decision(Decision::IdleTimeout) => return final_end("idle_timeout"),
+            RolloutRecord::Decision(Decision::MissingCallsDiscard) => return final_end("missing_call"),
+            RolloutRecord::Decision(Decision::MissingCallsFinalise) => facts.without_missing = true,
+            RolloutRecord::Decision(Decision::MissingParentsGivenUp) => facts.parents_given_up = true,
+        }
+        None
+    }
+
+    fn apply_call(&mut self, record: CallRecord, applied: &mut Applied) {
+        let accepted = self.facts.forest.apply_call(record);
+        let id = self.facts.forest.call(accepted.call).id().clone();
+        self.refused.remove(&id);
+        if let Some(awaited) = &mut self.awaited {
+            awaited.call_came(&self.facts, accepted.call);
+        }
+        for (call, placement) in accepted.settled {
+            applied.effects.push(match placement {
+                Placement::Placed => Effect::CallResolved(call, self.facts.forest.verdict(call)),
+                Placement::Unresolved => Effect::CallUnresolved(call),
+            });
+        }
+        applied.call = Some((accepted.call, accepted.verdict));
+    }
+
+    /// A new list changes what is awaited, and starts the wait afresh.
+    fn kept_changed(&mut self, now_ms: u64) {
+        self.awaited = None;
+        if self.facts.seal.is_some() {
+            self.awaiting_since_ms = Some(now_ms);
+        }
+    }
+
+    /// Something came after a clock had looked and found nothing missing: what it names has the whole time again.
+    fn wait_afresh(&mut self, now_ms: u64) {
+        let settings = &self.facts.settings;
+        let shortest = settings.missing_call_timeout_ms.min(settings.missing_parent_timeout_ms);
+        if let (Some(since), Some(checked)) = (self.awaiting_since_ms, self.checked_at_ms)
+            && since.saturating_add(shortest) <= checked
+        {
+            self.awaiting_since_ms = Some(now_ms);
+        }
+    }
+
+    /// Sealed, rewarded, and nothing is awaited any more.
+    fn is_complete(&mut self) -> bool {
+        let facts = &self.facts;
+        if facts.seal.is_none() || facts.reward.is_none() {
+            return false;
+        }
+        if status::missing_expected_calls(facts) > 0 && !facts.without_missing {
+            return false;
+        }
+        self.awaited.get_or_insert_with(|| Awaited::new(facts)).all_there(facts)
+    }
+
+    /// Takes the rollout's facts and finds its links, or says why it is discarded.
+    fn finalise(&mut self) -> Result<FinalisedRollout, Discarded> {
+        let settings = Arc::clone(&self.facts.settings);
+        let incomplete = self.facts.without_missing
+            && (status::missing_expected_calls(&self.facts) > 0
+                || Awaited::new(&self.facts).missing(&self.facts).iter().any(|(_, cause)| !cause.is_parent()));
+        let kept = self.facts.kept();
+        let links = self.facts.forest.links(&kept);
+        if !links.broken.is_empty() && settings.broken_link == BrokenLinkRule::Discard {
+            return Err(Discarded { reason: "broken_link".to_owned(), disposition: Disposition::Final });
+        }
+        let group = self.facts.group.clone();
+        let empty = Rollout::new(settings, group, 0);
+        let Rollout::Open(empty) = empty else {
+            return Err(Discarded { reason: "internal".to_owned(), disposition: Disposition::Final });
+        };
+        let facts = std::mem::replace(&mut self.facts, empty.facts);
+        Ok(FinalisedRollout { facts, kept, links, incomplete })
+    }
+}

@@ -1,0 +1,111 @@
+//! What a sealed rollout still waits for: kept calls with their ids, and the calls that their links name (RULES 4, "Complete").
+//!
+//! The calls to wait for are one growing list, gone through by a cursor that only moves forward: a call behind the cursor is
+//! there. So the wait costs constant time for each call in all, however many come after the seal. The list is made anew when a
+//! new kept list changes what is kept.
+
+use std::collections::HashSet;
+
+use crate::forest::call::{CallIndex, Link};
+use crate::ids::CallId;
+
+use super::Facts;
+
+/// Why a call is waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It is kept.
+    Kept,
+    /// This call names it as its parent.
+    NamedParent(CallId),
+    /// The delta of this call, which is waited for itself, begins with it.
+    NamedBase(CallId),
+}
+
+impl Cause {
+    /// Whether the wait for it ends with `missing_parent_timeout`.
+    #[must_use]
+    pub fn is_parent(&self) -> bool {
+        matches!(self, Self::NamedParent(_))
+    }
+}
+
+/// The calls that a rollout waits for.
+#[derive(Debug, Default)]
+pub struct Awaited {
+    required: Vec<(CallId, Cause)>,
+    seen: HashSet<CallId>,
+    cursor: usize,
+}
+
+impl Awaited {
+    /// All calls that have to be there, as of now.
+    #[must_use]
+    pub fn new(facts: &Facts) -> Self {
+        let mut awaited = Self::default();
+        facts.agents.kept().iter().for_each(|call| awaited.require(call, Cause::Kept));
+        for (index, call) in facts.forest.calls() {
+            if facts.is_kept(index) {
+                awaited.require(call.id(), Cause::Kept);
+            }
+        }
+        awaited
+    }
+
+    /// A new call is there; it may be kept itself.
+    pub fn call_came(&mut self, facts: &Facts, call: CallIndex) {
+        if facts.is_kept(call) {
+            self.require(facts.forest.call(call).id(), Cause::Kept);
+        }
+    }
+
+    /// Whether all are there. Moves the cursor past those that are.
+    pub fn all_there(&mut self, facts: &Facts) -> bool {
+        while let Some((id, cause)) = self.required.get(self.cursor) {
+            let given_up = cause.is_parent() && facts.parents_given_up;
+            let Some(call) = facts.forest.find_placed(id) else {
+                if given_up || facts.without_missing {
+                    self.cursor += 1;
+                    continue;
+                }
+                return false;
+            };
+            self.cursor += 1;
+            self.require_parent(facts, call);
+        }
+        true
+    }
+
+    /// All that are not there, wherever the cursor is.
+    #[must_use]
+    pub fn missing(mut self, facts: &Facts) -> Vec<(CallId, Cause)> {
+        let mut missing = Vec::new();
+        while let Some((id, cause)) = self.required.get(self.cursor).cloned() {
+            self.cursor += 1;
+            match facts.forest.find_placed(&id) {
+                Some(call) => self.require_parent(facts, call),
+                None => {
+                    if let Some(base) = facts.forest.find(&id).and_then(|call| facts.forest.call(call).pending_base()) {
+                        self.require(&base.clone(), Cause::NamedBase(id.clone()));
+                    }
+                    missing.push((id, cause));
+                }
+            }
+        }
+        missing
+    }
+
+    /// The parent that a call names has to be there too, up to a kept one (which is required anyway).
+    fn require_parent(&mut self, facts: &Facts, call: CallIndex) {
+        let stored = facts.forest.call(call);
+        if let Link::Parent(parent) = stored.link() {
+            self.require(parent, Cause::NamedParent(stored.id().clone()));
+        }
+    }
+
+    fn require(&mut self, call: &CallId, cause: Cause) {
+        if self.seen.insert(call.clone()) {
+            self.required.push((call.clone(), cause));
+        }
+    }
+}

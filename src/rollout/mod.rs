@@ -1,0 +1,287 @@
+//! The life of one rollout (RULES section 4). Pure: time is an argument, effects are values.
+//!
+//! A [`Rollout`] takes events in two steps. [`Rollout::judge`] reads only: it refuses, knows the event already, or gives the
+//! record to log. [`Rollout::apply`] takes the record, cannot fail, and is all that replay calls. A rollout is *finalised* by
+//! the record that completes it; from then on it never changes and is shared as [`FinalisedRollout`], from which rows are made.
+//!
+//! Owns: the forest, the agents' facts, seal and reward, what is still awaited. Never does: look at a clock, know of other
+//! rollouts, of groups, or of who reads its rows.
+//!
+//! Invariants (RULES 3.6), checked where rows are planned and again where they are gathered: 1 and 2 in `forest`; 3 follows
+//! from everything here resting on sets of records; 4 in [`status`].
+
+pub mod agents;
+mod apply;
+pub mod awaited;
+pub mod event;
+mod judge;
+pub mod settings;
+pub mod status;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::forest::Forest;
+use crate::forest::link::{CallSet, Links};
+use crate::forest::plan::{PlanInput, PolicyPlan};
+use crate::ids::{CallId, GroupId, Name};
+use crate::limits;
+
+use agents::AgentBook;
+use awaited::Awaited;
+use event::{Decision, Reward, Seal};
+use settings::RolloutSettings;
+
+pub use apply::Applied;
+pub use judge::Judgement;
+
+/// All that is known of a rollout, finalised or not.
+pub struct Facts {
+    /// The settings of its opening.
+    pub settings: Arc<RolloutSettings>,
+    /// Its calls.
+    pub forest: Forest,
+    /// Its agents' starts, ends and lists.
+    pub agents: AgentBook,
+    /// Its group, if it is in one.
+    pub group: Option<GroupId>,
+    /// Its group's size, if said.
+    pub group_size: Option<u32>,
+    /// Its tags.
+    pub tags: BTreeMap<Name, String>,
+    /// The seal, if it has come.
+    pub seal: Option<Seal>,
+    /// The reward, if it has come.
+    pub reward: Option<Reward>,
+    /// The first call that came twice with different content.
+    pub conflict: Option<CallId>,
+    /// Named parents that have not come count as broken.
+    pub parents_given_up: bool,
+    /// It is finalised without the kept calls that have not come.
+    pub without_missing: bool,
+}
+
+impl Facts {
+    /// Whether an agent's kept lists, or the seal's, say which calls are kept.
+    #[must_use]
+    pub fn some_list_given(&self) -> bool {
+        self.agents.some_list_given() || self.seal.as_ref().is_some_and(|seal| seal.kept.is_some())
+    }
+
+    /// Whether a call that stands is kept, as far as the lists go (RULES 3.1).
+    #[must_use]
+    pub fn is_kept(&self, call: crate::forest::call::CallIndex) -> bool {
+        if !self.some_list_given() {
+            return true;
+        }
+        let stored = self.forest.call(call);
+        self.agents.keeps(stored.id())
+            || (self.settings.agents_without_list == settings::AgentsWithoutListRule::Keep
+                && !self.agents.has_list(stored.agent()))
+    }
+
+    /// The kept calls that generated something and have their ids.
+    #[must_use]
+    pub fn kept(&self) -> CallSet {
+        let mut kept = CallSet::new();
+        for (call, stored) in self.forest.calls() {
+            if stored.is_placed() && !stored.is_empty() && self.is_kept(call) {
+                kept.insert(call);
+            }
+        }
+        kept
+    }
+}
+
+/// A rollout that takes events.
+pub struct OpenRollout {
+    facts: Facts,
+    /// What still has to come; there once it is sealed and rewarded.
+    awaited: Option<Awaited>,
+    opened_at_ms: u64,
+    heard_at_ms: u64,
+    /// When the wait for missing calls and parents began: at the seal, or at a later list.
+    awaiting_since_ms: Option<u64>,
+    /// When a clock last looked and found nothing to decide.
+    checked_at_ms: Option<u64>,
+    /// Kept calls that were refused and must be sent again, with the reason.
+    refused: BTreeMap<CallId, &'static str>,
+    refused_requests: u64,
+}
+
+/// A rollout whose rows can be made. It never changes.
+pub struct FinalisedRollout {
+    facts: Facts,
+    kept: CallSet,
+    links: Links,
+    incomplete: bool,
+}
+
+/// One rollout, from its first event until it is retired.
+pub enum Rollout {
+    /// It takes events.
+    Open(Box<OpenRollout>),
+    /// Its rows can be made.
+    Finalised(Arc<FinalisedRollout>),
+}
+
+impl Rollout {
+    /// A rollout of which nothing is known but its group.
+    #[must_use]
+    pub fn new(settings: Arc<RolloutSettings>, group: Option<GroupId>, now_ms: u64) -> Self {
+        let facts = Facts {
+            settings,
+            forest: Forest::default(),
+            agents: AgentBook::default(),
+            group,
+            group_size: None,
+            tags: BTreeMap::new(),
+            seal: None,
+            reward: None,
+            conflict: None,
+            parents_given_up: false,
+            without_missing: false,
+        };
+        Self::Open(Box::new(OpenRollout {
+            facts,
+            awaited: None,
+            opened_at_ms: now_ms,
+            heard_at_ms: now_ms,
+            awaiting_since_ms: None,
+            checked_at_ms: None,
+            refused: BTreeMap::new(),
+            refused_requests: 0,
+        }))
+    }
+
+    /// All that is known of it.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        match self {
+            Self::Open(open) => &open.facts,
+            Self::Finalised(finalised) => &finalised.facts,
+        }
+    }
+
+    /// The finalised rollout, if it is that far.
+    #[must_use]
+    pub fn finalised(&self) -> Option<&Arc<FinalisedRollout>> {
+        match self {
+            Self::Open(_) => None,
+            Self::Finalised(finalised) => Some(finalised),
+        }
+    }
+
+    /// A sign of life: starts the idle timeout again. Not logged, since deadlines start afresh after a restart.
+    pub fn heard(&mut self, now_ms: u64) {
+        if let Self::Open(open) = self {
+            open.heard_at_ms = now_ms;
+        }
+    }
+
+    /// Remembers that a request was refused, and the call if it was one, so that a seal can say "refused, awaiting resend".
+    pub fn note_refusal(&mut self, call: Option<&CallId>, reason: &'static str) {
+        let Self::Open(open) = self else { return };
+        open.refused_requests += 1;
+        if let Some(call) = call.filter(|call| open.facts.forest.find(call).is_none())
+            && open.refused.len() < limits::ROLLOUT_REFUSED_CALLS_MAX
+        {
+            open.refused.insert(call.clone(), reason);
+        }
+    }
+
+    /// When a clock may next have something to decide, in the clock's milliseconds.
+    #[must_use]
+    pub fn next_deadline_ms(&self) -> Option<u64> {
+        let Self::Open(open) = self else { return None };
+        let settings = &open.facts.settings;
+        let idle = open.heard_at_ms.saturating_add(settings.idle_timeout_ms);
+        let since = |timeout_ms: u64| {
+            let deadline = open.awaiting_since_ms?.saturating_add(timeout_ms);
+            Some(deadline).filter(|deadline| open.checked_at_ms.is_none_or(|checked| checked < *deadline))
+        };
+        let missing_calls = since(settings.missing_call_timeout_ms).filter(|_| !open.facts.without_missing);
+        let missing_parents = since(settings.missing_parent_timeout_ms).filter(|_| !open.facts.parents_given_up);
+        [Some(idle), missing_calls, missing_parents].into_iter().flatten().min()
+    }
+
+    /// What a clock decides now, if anything. The decision is logged before it is applied.
+    #[must_use]
+    pub fn due(&self, now_ms: u64) -> Option<Decision> {
+        let Self::Open(open) = self else { return None };
+        let settings = &open.facts.settings;
+        if open.heard_at_ms.saturating_add(settings.idle_timeout_ms) <= now_ms {
+            return Some(Decision::IdleTimeout);
+        }
+        let since = open.awaiting_since_ms?;
+        let missing = status::missing(self);
+        let (parents, calls): (Vec<_>, Vec<_>) = missing.iter().partition(|missing| missing.cause.is_parent());
+        let expected = status::missing_expected_calls(&open.facts) > 0;
+        if since.saturating_add(settings.missing_call_timeout_ms) <= now_ms
+            && !open.facts.without_missing
+            && (expected || !calls.is_empty())
+        {
+            return Some(match settings.missing_call {
+                settings::MissingCallRule::Discard => Decision::MissingCallsDiscard,
+                settings::MissingCallRule::Finalise => Decision::MissingCallsFinalise,
+            });
+        }
+        let parents_due = since.saturating_add(settings.missing_parent_timeout_ms) <= now_ms;
+        (parents_due && !open.facts.parents_given_up && !parents.is_empty()).then_some(Decision::MissingParentsGivenUp)
+    }
+
+    /// After [`Rollout::due`] found nothing to decide at a deadline: no longer waits for that one.
+    pub fn deadline_passed(&mut self, now_ms: u64) {
+        if let Self::Open(open) = self {
+            open.checked_at_ms = Some(now_ms);
+        }
+    }
+}
+
+impl FinalisedRollout {
+    /// All that is known of it.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The kept calls that generated something and have their ids.
+    #[must_use]
+    pub fn kept(&self) -> &CallSet {
+        &self.kept
+    }
+
+    /// Their links.
+    #[must_use]
+    pub fn links(&self) -> &Links {
+        &self.links
+    }
+
+    /// Whether kept calls never came and it was finalised without them.
+    #[must_use]
+    pub fn incomplete(&self) -> bool {
+        self.incomplete
+    }
+
+    /// The trained policies that sampled a kept call, by name.
+    #[must_use]
+    pub fn policies(&self) -> Vec<Name> {
+        let mut policies = self.facts.forest.policies(&self.kept);
+        policies.retain(|policy| self.facts.settings.trains(policy));
+        policies
+    }
+
+    /// The rows of one policy; none if the run does not train it.
+    #[must_use]
+    pub fn plan(&self, policy: &Name, max_row_tokens: Option<u32>) -> PolicyPlan {
+        let owner = self.facts.settings.shared_call_owner;
+        let input = PlanInput { kept: &self.kept, links: &self.links, owner, max_row_tokens };
+        self.facts.forest.plan(policy, input)
+    }
+}
+
+impl std::fmt::Debug for FinalisedRollout {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("FinalisedRollout").field("calls", &self.facts.forest.call_count()).finish_non_exhaustive()
+    }
+}
