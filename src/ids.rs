@@ -123,6 +123,47 @@ identifier! {
     ConsumerId
 }
 
+impl Name {
+    /// A name that stands in the code.
+    pub(crate) fn literal(text: &'static str) -> Self {
+        debug_assert!(check_identifier(text).is_ok(), "{text:?} is no identifier");
+        Self(Arc::from(text))
+    }
+}
+
+/// One attempt at a rollout, with the group that the rollout is in.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RolloutRef {
+    /// Its run.
+    pub run: RunId,
+    /// Its group; none: the rollout stands alone.
+    pub group: Option<GroupId>,
+    /// The rollout.
+    pub rollout: RolloutId,
+    /// Which attempt at it, 0 for the first.
+    pub attempt: u32,
+}
+
+/// The stable id of a row: `run/rollout/attempt/policy/leaf`, each part percent-encoded.
+#[must_use]
+pub fn row_id(run: &RunId, rollout: &RolloutId, attempt: u32, policy: &Name, leaf: &CallId) -> String {
+    let mut id = rollout_unit_id(run, rollout, attempt, Some(policy));
+    id.push('/');
+    id.push_str(&percent_encoded(leaf.as_str()));
+    id
+}
+
+/// The stable id of a unit of all rows of one attempt: `run/rollout/attempt`, and `/policy` if it holds those of one policy.
+#[must_use]
+pub fn rollout_unit_id(run: &RunId, rollout: &RolloutId, attempt: u32, policy: Option<&Name>) -> String {
+    let mut id = format!("{}/{}/{attempt}", percent_encoded(run.as_str()), percent_encoded(rollout.as_str()));
+    if let Some(policy) = policy {
+        id.push('/');
+        id.push_str(&percent_encoded(policy.as_str()));
+    }
+    id
+}
+
 /// Percent-encodes a part of a row id: everything but letters, digits, `-`, `_`, `.` and `~`.
 #[must_use]
 pub fn percent_encoded(part: &str) -> String {
@@ -137,7 +178,25 @@ pub fn percent_encoded(part: &str) -> String {
     encoded
 }
 
+/// The text of a percent-encoded part; none if it is not one.
+#[must_use]
+pub fn percent_decoded(part: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+        let (high, low) = (digit(rest.next())?, digit(rest.next())?);
+        bytes.push(u8::try_from(high * 16 + low).ok()?);
+    }
+    String::from_utf8(bytes).ok()
+}
+
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 
@@ -154,5 +213,12 @@ mod tests {
     #[test]
     fn parts_of_a_row_id_are_percent_encoded() {
         assert_eq!(percent_encoded("g0/1 é%"), "g0%2F1%20%C3%A9%25");
+        assert_eq!(percent_decoded("g0%2F1%20%C3%A9%25").as_deref(), Some("g0/1 é%"));
+        assert_eq!(percent_decoded("%2"), None);
+        let (run, rollout) = (RunId::parse("r/1").unwrap(), RolloutId::parse("g0 1").unwrap());
+        let (policy, leaf) = (Name::literal("main"), CallId::parse("c/1").unwrap());
+        assert_eq!(row_id(&run, &rollout, 2, &policy, &leaf), "r%2F1/g0%201/2/main/c%2F1");
+        assert_eq!(rollout_unit_id(&run, &rollout, 2, Some(&policy)), "r%2F1/g0%201/2/main");
+        assert_eq!(rollout_unit_id(&run, &rollout, 2, None), "r%2F1/g0%201/2");
     }
 }

@@ -6,8 +6,14 @@
 
 pub mod error;
 pub mod forest;
+pub mod group;
+pub mod http;
 pub mod ids;
 pub mod limits;
+pub mod log;
 pub mod proto;
 pub mod queue;
 pub mod rollout;
+pub mod rpc;
+pub mod store;
+pub mod telemetry;

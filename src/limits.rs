@@ -26,6 +26,15 @@ pub const GROUP_SIZE_MAX: u32 = 65_536;
 /// Refused calls that a rollout remembers, to say "refused, awaiting resend".
 pub const ROLLOUT_REFUSED_CALLS_MAX: usize = 64;
 
+/// Most policies that a run lists as trained.
+pub const RUN_TRAINED_POLICIES_MAX: usize = 1024;
+/// Longest time that a setting may name.
+pub const DURATION_MS_MAX: u64 = 10 * 365 * 24 * 60 * 60 * 1000;
+/// Calls and agents that one answer to a seal lists of each kind; it counts them all.
+pub const SEAL_LISTED_MAX: usize = 256;
+/// Calls on all walks together that are listed when a rollout is shown; beyond, rows are shown without their walks.
+pub const SHOWN_WALK_CALLS_MAX: usize = 2_000_000;
+
 /// Most runs.
 pub const RUNS_MAX: usize = 1024;
 /// Most consumer groups of a run.
@@ -60,6 +69,15 @@ pub const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 pub const HTTP2_CONNECTION_STREAMS_MAX: u32 = 32;
 /// HTTP/2 frame.
 pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;
+
+/// Distinct runs, policies and consumer groups that metrics name; those after them are `other`.
+pub const METRIC_LABEL_VALUES_MAX: usize = 32;
+/// HTTP connections served at once; the next ones wait to be taken.
+pub const HTTP_CONNECTIONS_MAX: usize = 64;
+/// Longest HTTP request with its headers. No path takes a body.
+pub const HTTP_REQUEST_BYTES_MAX: usize = 16 << 10;
+/// Life of one HTTP connection: one request and its answer.
+pub const HTTP_CONNECTION_SECONDS_MAX: u64 = 10;
 
 /// Ids shown from each side of a first difference.
 pub const DRIFT_IDS_SHOWN: usize = 8;

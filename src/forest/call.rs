@@ -293,6 +293,15 @@ impl Call {
         }
     }
 
+    /// Its delta, while that is not resolved.
+    #[must_use]
+    pub fn pending_delta(&self) -> Option<&Delta> {
+        match &self.tokens {
+            CallTokens::Placed { .. } => None,
+            CallTokens::Waiting(pending) | CallTokens::Unresolved(pending) => Some(&pending.delta),
+        }
+    }
+
     /// When it started and ended, milliseconds since the Unix epoch, if the harness said so.
     #[must_use]
     pub fn times_unix_ms(&self) -> (Option<u64>, Option<u64>) {

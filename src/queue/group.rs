@@ -210,6 +210,14 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.ledger.sources.get(source).is_some_and(|source| source.unsettled > 0)
     }
 
+    /// Whether some unit of the rollout was undeliverable, and can still be released by hand.
+    #[must_use]
+    pub fn has_undeliverable(&self, source: &K) -> bool {
+        let units = self.ledger.sources.get(source).map_or(&[][..], |source| &source.units);
+        let place = |number| self.ledger.units.get(number).map(|unit| unit.place);
+        units.iter().any(|number| place(number) == Some(Place::Dropped(DropReason::Undeliverable)))
+    }
+
     /// The rollouts that are not settled, in the order of their keys.
     pub fn unsettled_sources(&self) -> impl Iterator<Item = &K> {
         self.ledger.sources.iter().filter(|(_, source)| source.unsettled > 0).map(|(key, _)| key)
@@ -219,6 +227,11 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     #[must_use]
     pub fn place(&self, id: &UnitId) -> Option<Place> {
         self.ledger.place_of(id).map(|(_, place)| place)
+    }
+
+    /// Every unit that is remembered, in the order of its id, and where it stands.
+    pub fn units(&self) -> impl Iterator<Item = (&UnitId, Place)> {
+        self.ledger.numbers.iter().filter_map(|(id, number)| Some((id, self.ledger.units.get(number)?.place)))
     }
 
     /// Moves a unit, and its lease with it: the one way, so that unit and consumer cannot disagree.

@@ -15,14 +15,17 @@ mod apply;
 pub mod awaited;
 pub mod event;
 mod judge;
+pub mod run_settings;
 pub mod settings;
 pub mod status;
+pub mod view;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::forest::Forest;
-use crate::forest::link::{CallSet, Links};
+use crate::forest::call::CallIndex;
+use crate::forest::link::{CallSet, LinkVerdict, Links, Verdict};
 use crate::forest::plan::{PlanInput, PolicyPlan};
 use crate::ids::{CallId, GroupId, Name};
 use crate::limits;
@@ -70,7 +73,7 @@ impl Facts {
 
     /// Whether a call that stands is kept, as far as the lists go (RULES 3.1).
     #[must_use]
-    pub fn is_kept(&self, call: crate::forest::call::CallIndex) -> bool {
+    pub fn is_kept(&self, call: CallIndex) -> bool {
         if !self.some_list_given() {
             return true;
         }
@@ -123,6 +126,34 @@ pub enum Rollout {
     Open(Box<OpenRollout>),
     /// Its rows can be made.
     Finalised(Arc<FinalisedRollout>),
+}
+
+impl Facts {
+    /// All that is known, as a text that two equal states have in common.
+    #[must_use]
+    pub fn in_full(&self) -> String {
+        let calls: Vec<_> = self.forest.calls().map(|(call, stored)| (stored, self.forest.full_ids(call))).collect();
+        let agents: Vec<_> = self
+            .forest
+            .agents()
+            .map(|(agent, known)| {
+                let (starts, ends): (Vec<_>, Vec<_>) =
+                    (self.agents.starts(agent).collect(), self.agents.ends(agent).collect());
+                (known, starts, ends)
+            })
+            .collect();
+        format!(
+            "{calls:?} {agents:?} {:?} {:?} {:?} {:?} {:?} {:?} {} {}",
+            self.group,
+            self.group_size,
+            self.tags,
+            self.seal,
+            self.reward,
+            self.conflict,
+            self.parents_given_up,
+            self.without_missing
+        )
+    }
 }
 
 impl Rollout {
@@ -187,6 +218,24 @@ impl Rollout {
             && open.refused.len() < limits::ROLLOUT_REFUSED_CALLS_MAX
         {
             open.refused.insert(call.clone(), reason);
+        }
+    }
+
+    /// What is known of a call's link: as of now, or as it was finalised.
+    pub fn verdict(&mut self, call: CallIndex) -> Verdict {
+        match self {
+            Self::Open(open) => open.facts.forest.verdict(call),
+            Self::Finalised(finalised) => {
+                let (links, forest) = (&finalised.links, &finalised.facts.forest);
+                let parent = links.parent(call);
+                match links.broken_link(call) {
+                    Some(broken) => Verdict { link: LinkVerdict::Broken(broken.clone(), parent), drift: None },
+                    None => Verdict {
+                        link: parent.map_or(LinkVerdict::Root, LinkVerdict::Child),
+                        drift: forest.drift_from_previous(call, parent),
+                    },
+                }
+            }
         }
     }
 
@@ -282,6 +331,9 @@ impl FinalisedRollout {
 
 impl std::fmt::Debug for FinalisedRollout {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("FinalisedRollout").field("calls", &self.facts.forest.call_count()).finish_non_exhaustive()
+        formatter
+            .debug_struct("FinalisedRollout")
+            .field("calls", &self.facts.forest.call_count())
+            .finish_non_exhaustive()
     }
 }

@@ -109,13 +109,19 @@ impl Rollout {
             agents_started: agents.len() as u64,
             agents_finished: finished as u64,
             agent_depth: agent_depth(facts),
-            call_depth: longest_chain(facts.forest.call_count(), |call| vec![links.parent(call)]),
+            call_depth: call_depth(facts, &links),
             critical_steps: longest_chain(facts.forest.call_count(), |call| {
                 let parent = links.parent(call);
                 vec![parent, if parent.is_none() { spawning_call(facts, call) } else { None }]
             }),
         }
     }
+}
+
+/// The most calls on one walk.
+#[must_use]
+pub fn call_depth(facts: &Facts, links: &Links) -> u64 {
+    longest_chain(facts.forest.call_count(), |call| vec![links.parent(call)])
 }
 
 /// The call that spawned the agent of this call.

@@ -10,6 +10,8 @@ mod case_file;
 mod feed;
 #[path = "../model/reference.rs"]
 mod reference;
+#[path = "../model/verdict.rs"]
+mod verdict;
 
 use case::{Answer, Call, Case};
 use case_file::CaseFile;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use hedgerow::forest::call::{CallFacts, CallIndex, Delta, Link, NewCall, Prompt};
+use hedgerow::forest::call::{CallFacts, CallIndex, Delta, Link, NewCall, Prompt, TokensState};
 use hedgerow::forest::digest::Digest;
 use hedgerow::forest::link::{CallSet, Links};
 use hedgerow::forest::plan::{PlanInput, PolicyPlan, SharedCallOwner};
@@ -11,6 +11,7 @@ use hedgerow::forest::{CallRecord, CallRefusal, Forest, JudgedCall};
 use hedgerow::ids::{AgentId, CallId, Name};
 
 use crate::case::{self, Answer, BrokenLink, Call, Case, Row};
+use crate::verdict;
 
 /// How a prompt is sent.
 #[derive(Clone, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub(crate) enum Form {
 }
 
 /// One report of one call.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mention {
     /// Its place in the case.
     pub(crate) call: usize,
@@ -47,11 +48,12 @@ pub(crate) struct Heard {
 pub(crate) fn tell(case: &Case, mentions: &[Mention]) -> Result<Told, String> {
     let mut told = Told { forest: Forest::default(), records: Vec::new() };
     for mention in mentions {
-        told.report(&case.calls[mention.call], &mention.form)?;
+        told.report(case, &case.calls[mention.call], &mention.form)?;
     }
+    check_pending(case, mentions, &told.forest)?;
     for call in &case.calls {
         if told.forest.find_placed(&call_id(&call.id)).is_none() {
-            told.report(call, &Form::Full)?;
+            told.report(case, call, &Form::Full)?;
         }
     }
     let totals = told.forest.totals();
@@ -59,6 +61,30 @@ pub(crate) fn tell(case: &Case, mentions: &[Mention]) -> Result<Told, String> {
         return Err(format!("every call has come in full, and {totals:?}"));
     }
     Ok(told)
+}
+
+/// A call waits only for what has not come, and is unresolved only if its delta was on another text.
+fn check_pending(case: &Case, mentions: &[Mention], forest: &Forest) -> Result<(), String> {
+    let is_drifted = |mention: &Mention| match &mention.form {
+        Form::Full => false,
+        Form::Delta { base, length } => {
+            let begins = &case.calls[mention.call].prompt[..*length];
+            case.calls.iter().any(|call| call.id == *base && !call.full().starts_with(begins))
+        }
+    };
+    for (_, call) in forest.calls() {
+        let drifted =
+            || mentions.iter().filter(|mention| case.calls[mention.call].id == call.id().as_str()).any(is_drifted);
+        let is_right = match call.tokens_state() {
+            TokensState::Placed => true,
+            TokensState::WaitingForBase => call.pending_base().is_some_and(|base| forest.find_placed(base).is_none()),
+            TokensState::Unresolved => drifted(),
+        };
+        if !is_right {
+            return Err(format!("{} is {:?} on {:?}", call.id(), call.tokens_state(), call.pending_base()));
+        }
+    }
+    Ok(())
 }
 
 /// The forest that a log of these records gives back.
@@ -71,16 +97,16 @@ pub(crate) fn replay(records: &[CallRecord]) -> Forest {
 }
 
 impl Told {
-    fn report(&mut self, call: &Call, form: &Form) -> Result<(), String> {
+    fn report(&mut self, case: &Case, call: &Call, form: &Form) -> Result<(), String> {
         match self.forest.judge_call(&new_call(call, form)) {
             Ok(JudgedCall::Duplicate(known)) if self.forest.call(known).id().as_str() == call.id => Ok(()),
             Ok(JudgedCall::Duplicate(known)) => Err(format!("{} was taken for {known:?}", call.id)),
             Ok(JudgedCall::Record(record)) => {
                 self.records.push(record.clone());
-                self.forest.apply_call(record);
-                Ok(())
+                let accepted = self.forest.apply_call(record);
+                verdict::check(case, &self.forest, call, &accepted.verdict)
             }
-            Err(CallRefusal::ResendFullPrompt(_)) if *form != Form::Full => self.report(call, &Form::Full),
+            Err(CallRefusal::ResendFullPrompt(_)) if *form != Form::Full => self.report(case, call, &Form::Full),
             Err(refusal) => Err(format!("{} as {form:?} was refused: {refusal:?}", call.id)),
         }
     }

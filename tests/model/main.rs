@@ -12,6 +12,7 @@ mod feed;
 mod generator;
 mod invariants;
 mod reference;
+mod verdict;
 
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;

@@ -29,6 +29,14 @@ pub(crate) fn answer(case: &Case) -> Result<Answer, Refusal> {
     Ok(answer)
 }
 
+/// The parent that a call's text alone gives it, among these calls of all that have come.
+pub(crate) fn inferred<'a>(come: &'a Case, among: &BTreeSet<&str>, call: &Call) -> Option<&'a Call> {
+    let kept = come.calls.iter().filter(|other| among.contains(other.id.as_str()) && !other.generation.is_empty());
+    let mut model = Model { case: come, kept: kept.collect() };
+    model.kept.sort_by_key(|call| call.order());
+    model.inferred(call)
+}
+
 /// 3.1: the calls that count, in order: kept, and something sampled.
 fn kept_calls(case: &Case) -> Result<Vec<&Call>, Refusal> {
     let is_kept = |call: &Call| match &case.kept {

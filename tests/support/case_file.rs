@@ -44,18 +44,13 @@ pub(crate) fn read_all(folder: &PathBuf) -> Result<Vec<CaseFile>, String> {
 pub(crate) fn parse(name: &str, text: &str) -> Result<CaseFile, String> {
     let file: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let calls: Vec<Call> = list(&file["calls"])?.iter().map(call).collect::<Result<_, _>>()?;
-    let kept = match &file["kept"] {
-        Value::Null => None,
-        lists => Some(each(lists, texts)?),
-    };
+    let kept = optional(&file["kept"], |lists| each(lists, texts))?;
     let expect = &file["expect"];
-    let expected = match &expect["refused"] {
-        Value::Null => Ok(answer(expect)?),
-        refused => Err(match text_of(refused)?.as_str() {
-            "missing_call" => Refusal::MissingCall,
-            "broken_link" => Refusal::BrokenLink,
-            other => return Err(format!("refused: {other}")),
-        }),
+    let expected = match optional(&expect["refused"], text_of)?.as_deref() {
+        None => Ok(answer(expect)?),
+        Some("missing_call") => Err(Refusal::MissingCall),
+        Some("broken_link") => Err(Refusal::BrokenLink),
+        Some(other) => return Err(format!("refused: {other}")),
     };
     let case = Case { calls, kept, settings: settings(&file["settings"])? };
     Ok(CaseFile { name: name.to_owned(), case, expected })
@@ -98,11 +93,11 @@ fn call(value: &Value) -> Result<Call, String> {
         prompt: numbers(&value["prompt"])?,
         generation,
         logprobs,
-        link: match &value["link"] {
-            Value::Null => Link::Infer,
-            Value::String(link) if link == "infer" => Link::Infer,
-            Value::String(link) if link == "root" => Link::Root,
-            named => Link::Parent(text_of(&named["parent"])?),
+        link: match value["link"].as_str() {
+            Some("infer") => Link::Infer,
+            Some("root") => Link::Root,
+            Some(other) => return Err(format!("link: {other}")),
+            None => optional(&value["link"]["parent"], text_of)?.map_or(Link::Infer, Link::Parent),
         },
         train: value["train"].as_bool().unwrap_or(true),
         policy: optional(&value["policy"], text_of)?.unwrap_or_else(|| "main".to_owned()),

@@ -1,0 +1,146 @@
+//! `hedgerow tail`: a run's rows as JSON lines, by an ephemeral subscription, which holds nothing back and needs no acks.
+
+use std::io::{self, Write as _};
+
+use clap::Args;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::assemble::{RowAssembler, WholeUnit};
+use super::row_json::row_json;
+use super::{Failure, ServiceAddress, client, remark};
+use crate::proto::v1::{
+    ConsumerGroupSettings, StartPosition, SubscribeRequest, Subscription, SubscriptionHeartbeat, Unit, UnitNotice,
+    UnitNoticeKind, subscribe_request, subscribe_response,
+};
+
+/// Nothing is acknowledged, so the window must hold everything that ever comes.
+const CREDIT_TOKENS: u64 = 1 << 60;
+
+/// What `tail` takes.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hedgerow tail --run r1                            every row, and those to come
+  hedgerow tail --run r1 --no-follow > rows.jsonl   those that are there
+  hedgerow tail --run r1 --count 1 | jq .trains     the first")]
+pub struct TailArguments {
+    /// Where the service is
+    #[command(flatten)]
+    pub service: ServiceAddress,
+    /// The run
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub run: String,
+    /// Only rows of this policy
+    #[arg(long, value_name = "POLICY", default_value = "", hide_default_value = true)]
+    pub policy: String,
+    /// Leave out calls that are longer than this
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, hide_default_value = true)]
+    pub max_row_tokens: u64,
+    /// Stop after as many rows
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Stop when nothing is queued any more
+    #[arg(long)]
+    pub no_follow: bool,
+}
+
+/// Prints rows until there is a reason to stop.
+///
+/// # Errors
+/// [`Failure::Failed`] if the service is not there, ends the subscription, or sends what makes no rows.
+pub async fn run(arguments: TailArguments) -> Result<(), Failure> {
+    let mut left = arguments.count.unwrap_or(u64::MAX);
+    if left == 0 {
+        return Ok(());
+    }
+    let channel = client::connect(&arguments.service.address).await?;
+    let (outgoing, requests) = mpsc::channel(4);
+    let opening =
+        SubscribeRequest { request: Some(subscribe_request::Request::Subscription(subscription(&arguments))) };
+    outgoing.send(opening).await.map_err(|error| Failure::Failed(error.to_string()))?;
+    let opened = client::trainer(channel).subscribe(ReceiverStream::new(requests)).await;
+    let ended = |status: tonic::Status| client::refused("the subscription ended", &status);
+    let mut responses = opened.map_err(ended)?.into_inner();
+    let mut assembler = RowAssembler::default();
+    while let Some(response) = responses.message().await.map_err(ended)? {
+        match response.response {
+            Some(subscribe_response::Response::UnitPart(part)) => {
+                let unit = assembler.take(part).map_err(|error| Failure::Failed(error.to_string()))?;
+                if let Some(unit) = unit {
+                    left = left.saturating_sub(write_rows(&unit, left)?);
+                }
+                if left == 0 {
+                    return Ok(());
+                }
+            }
+            Some(subscribe_response::Response::Heartbeat(heartbeat)) => {
+                if arguments.no_follow && nothing_is_queued(&heartbeat) {
+                    return Ok(());
+                }
+            }
+            Some(subscribe_response::Response::UnitNotice(notice)) => remark_on(&notice),
+            Some(subscribe_response::Response::Subscribed(_) | subscribe_response::Response::AckResult(_)) | None => {}
+        }
+    }
+    Err(Failure::Failed("the service ended the subscription".to_owned()))
+}
+
+fn subscription(arguments: &TailArguments) -> Subscription {
+    let settings = ConsumerGroupSettings {
+        policy: arguments.policy.clone(),
+        unit: Unit::Row.into(),
+        max_row_tokens: arguments.max_row_tokens,
+        start: StartPosition::Earliest.into(),
+        ..ConsumerGroupSettings::default()
+    };
+    Subscription {
+        run_id: arguments.run.clone(),
+        consumer: format!("tail-{}", std::process::id()),
+        settings: Some(settings),
+        credit_tokens: CREDIT_TOKENS,
+        ephemeral: true,
+        heartbeat_interval: arguments.no_follow.then_some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        ..Subscription::default()
+    }
+}
+
+/// Writes some rows, and says how many.
+fn write_rows(unit: &WholeUnit, most: u64) -> Result<u64, Failure> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut written = 0;
+    for row in &unit.rows {
+        if written == most {
+            break;
+        }
+        let json = row_json(row).map_err(|error| Failure::Failed(error.to_string()))?;
+        writeln!(out, "{json}")?;
+        written += 1;
+    }
+    out.flush()?;
+    Ok(written)
+}
+
+fn nothing_is_queued(heartbeat: &SubscriptionHeartbeat) -> bool {
+    heartbeat.queued_units == 0
+}
+
+/// What a reader of rows would miss otherwise.
+fn remark_on(notice: &UnitNotice) {
+    let what = match notice.kind() {
+        UnitNoticeKind::Skipped => "units were skipped: this reader was too slow",
+        UnitNoticeKind::TooLong => "calls were left out: they are too long",
+        UnitNoticeKind::GroupDropped => "a group was dropped",
+        UnitNoticeKind::Retention => "units were no longer retained",
+        UnitNoticeKind::Unspecified
+        | UnitNoticeKind::Undeliverable
+        | UnitNoticeKind::Stale
+        | UnitNoticeKind::NoRows
+        | UnitNoticeKind::Operator
+        | UnitNoticeKind::LeaseEnded
+        | UnitNoticeKind::GroupExpires => return,
+    };
+    let about = [notice.group_id.as_str(), notice.rollout_id.as_str(), notice.reason.as_str()];
+    let about: Vec<&str> = about.into_iter().filter(|text| !text.is_empty()).collect();
+    remark(&format!("hedgerow: {} × {what} ({})", notice.units, about.join(", ")));
+}

@@ -1,0 +1,258 @@
+//! The service's configuration: flags over environment (`HEDGEROW_…`) over a TOML file over defaults.
+//!
+//! Every key is checked here, before anything starts: an unknown key, a value of the wrong type or one that this
+//! release cannot honour is an error that names the key. Nothing else reads the environment. What a user may move of
+//! `limits` becomes a key here.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use figment::Figment;
+use figment::providers::{Env, Format as _, Serialized, Toml};
+use serde::{Deserialize, Serialize};
+
+/// What variables of the environment begin with.
+const ENVIRONMENT_PREFIX: &str = "HEDGEROW_";
+/// Variables with the prefix that belong to the command line's clients, not to the service.
+const CLIENT_VARIABLES: [&str; 2] = ["config", "address"];
+
+/// The effective configuration of the service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where gRPC listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where HTTP (metrics, health) listens; port 0 takes a free one.
+    pub http_listen: SocketAddr,
+    /// Listen on other addresses than loopback, although nothing is encrypted and nobody is asked who they are.
+    pub allow_insecure_public_listen: bool,
+    /// Where the service stores what must survive.
+    pub data_directory: PathBuf,
+    /// What an answer waits for.
+    pub durability: Durability,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Which log lines are written, as `tracing` filters say it: `info`, `hedgerow=debug`.
+    pub log_filter: String,
+}
+
+/// What an answer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// For nothing: what is answered is lost in a crash.
+    Memory,
+    /// For the operating system. Comes with a later release.
+    Os,
+    /// For the disk. Comes with a later release.
+    Fsync,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 50051)),
+            http_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9464)),
+            allow_insecure_public_listen: false,
+            data_directory: PathBuf::from("./hedgerow-data"),
+            durability: Durability::Memory,
+            log_format: LogFormat::Human,
+            log_filter: "info".to_owned(),
+        }
+    }
+}
+
+/// What flags say; what they leave out comes from elsewhere.
+#[derive(Clone, Debug, Default, Serialize, clap::Args)]
+pub struct ConfigFlags {
+    /// Where gRPC listens [default: 127.0.0.1:50051]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// Where metrics and health listen [default: 127.0.0.1:9464]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http_listen: Option<SocketAddr>,
+    /// Listen on other addresses than loopback, unencrypted and open to everybody
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_insecure_public_listen: Option<bool>,
+    /// Where to store what must survive [default: ./hedgerow-data]
+    #[arg(long, value_name = "DIRECTORY")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_directory: Option<PathBuf>,
+    /// What an answer waits for; this release: only "memory" [default: memory]
+    #[arg(long, value_name = "WHAT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub durability: Option<String>,
+    /// How log lines look [default: human]
+    #[arg(long, value_name = "FORMAT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_format: Option<LogFormat>,
+    /// Which log lines to write, such as "info" or "hedgerow=debug" [default: info]
+    #[arg(long, value_name = "FILTER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_filter: Option<String>,
+}
+
+/// What is wrong with a configuration, in sentences that name the key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
+
+impl Config {
+    /// The effective configuration, checked.
+    ///
+    /// # Errors
+    /// If the file cannot be read, a key is unknown, or a value is of the wrong type or cannot be honoured.
+    pub fn load(file: Option<&Path>, flags: &ConfigFlags) -> Result<Self, ConfigError> {
+        let mut layers = Figment::from(Serialized::defaults(Self::default()));
+        if let Some(path) = file {
+            if let Err(error) = std::fs::File::open(path) {
+                return Err(ConfigError(format!("cannot read {}: {error}", path.display())));
+            }
+            layers = layers.merge(Toml::file_exact(path));
+        }
+        let config: Self = layers
+            .merge(environment())
+            .merge(Serialized::defaults(flags))
+            .extract()
+            .map_err(|errors| ConfigError(sentences(errors)))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        for (key, address) in [("listen", self.listen), ("http_listen", self.http_listen)] {
+            if !address.ip().is_loopback() && !self.allow_insecure_public_listen {
+                return Err(ConfigError(format!(
+                    "{key}: {address} can be reached from other machines, and this release neither encrypts nor asks \
+                     who connects; listen on 127.0.0.1, or set allow_insecure_public_listen = true behind a network \
+                     that you trust"
+                )));
+            }
+        }
+        if self.listen == self.http_listen && self.listen.port() != 0 {
+            return Err(ConfigError(format!("http_listen: {} is taken by listen", self.http_listen)));
+        }
+        match self.durability {
+            Durability::Memory => {}
+            Durability::Os | Durability::Fsync => {
+                return Err(ConfigError(
+                    "durability: a log on disk comes with a later release; this one keeps everything in memory, and \
+                     the only value is \"memory\""
+                        .to_owned(),
+                ));
+            }
+        }
+        if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log_filter) {
+            return Err(ConfigError(format!("log_filter: {:?} is no filter: {error}", self.log_filter)));
+        }
+        Ok(())
+    }
+
+    /// The configuration as a TOML file would say it.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let Self {
+            listen,
+            http_listen,
+            allow_insecure_public_listen,
+            data_directory,
+            durability,
+            log_format,
+            log_filter,
+        } = self;
+        let durability = match durability {
+            Durability::Memory => "memory",
+            Durability::Os => "os",
+            Durability::Fsync => "fsync",
+        };
+        let log_format = match log_format {
+            LogFormat::Human => "human",
+            LogFormat::Json => "json",
+        };
+        format!(
+            "listen = \"{listen}\"\nhttp_listen = \"{http_listen}\"\n\
+             allow_insecure_public_listen = {allow_insecure_public_listen}\ndata_directory = {data_directory:?}\n\
+             durability = \"{durability}\"\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
+        )
+    }
+}
+
+/// The variables that are meant for the configuration. In Kubernetes a service named `hedgerow` puts
+/// `HEDGEROW_SERVICE_HOST`, `HEDGEROW_PORT_…` and their like into every container: those are not ours.
+fn environment() -> Env {
+    Env::prefixed(ENVIRONMENT_PREFIX).filter(|name| {
+        let name = name.as_str().to_ascii_lowercase();
+        let of_kubernetes = name == "port" || name.starts_with("port_") || name.starts_with("service_");
+        !of_kubernetes && !CLIENT_VARIABLES.contains(&name.as_str())
+    })
+}
+
+/// One line for each error, with its key and where the value came from.
+fn sentences(errors: figment::Error) -> String {
+    let lines: Vec<String> = errors
+        .into_iter()
+        .map(|error| {
+            let key = error.path.join(".");
+            let from = error.metadata.as_ref().map_or_else(String::new, |from| match &from.source {
+                Some(source) => format!(" (in {}, {source})", from.name),
+                None => format!(" (in {})", from.name),
+            });
+            let separator = if key.is_empty() { "" } else { ": " };
+            format!("{key}{separator}{}{from}", error.kind)
+        })
+        .collect();
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    fn load(toml: &str, flags: &ConfigFlags) -> Result<Config, ConfigError> {
+        let path = std::env::temp_dir().join(format!("hedgerow-config-{}-{:p}.toml", std::process::id(), toml));
+        std::fs::write(&path, toml).expect("a temporary file");
+        let config = Config::load(Some(&path), flags);
+        std::fs::remove_file(&path).expect("the temporary file");
+        config
+    }
+
+    fn problem(toml: &str) -> String {
+        load(toml, &ConfigFlags::default()).expect_err("an error").to_string()
+    }
+
+    #[test]
+    fn flags_beat_the_file_which_beats_the_defaults() {
+        let flags = ConfigFlags { log_filter: Some("debug".to_owned()), ..ConfigFlags::default() };
+        let config = load("log_filter = \"warn\"\nlisten = \"127.0.0.1:7\"", &flags).expect("valid");
+        assert_eq!(config.log_filter, "debug");
+        assert_eq!(config.listen.port(), 7);
+        assert_eq!(config.http_listen.port(), 9464);
+        assert_eq!(load(&config.to_toml(), &ConfigFlags::default()).expect("valid"), config);
+    }
+
+    #[test]
+    fn errors_name_the_key() {
+        assert!(problem("liisten = 3").contains("liisten"), "{}", problem("liisten = 3"));
+        assert!(problem("listen = 3").starts_with("listen: "), "{}", problem("listen = 3"));
+        assert!(problem("durability = \"fsync\"").starts_with("durability: "));
+        assert!(problem("listen = \"0.0.0.0:1\"").contains("allow_insecure_public_listen"));
+        assert!(load("listen = \"0.0.0.0:1\"\nallow_insecure_public_listen = true", &ConfigFlags::default()).is_ok());
+        let missing = Config::load(Some(Path::new("/no/such/file")), &ConfigFlags::default());
+        assert!(missing.expect_err("an error").to_string().contains("/no/such/file"));
+    }
+}

@@ -1,0 +1,128 @@
+//! The rollouts of one prompt. Pure.
+//!
+//! A [`Group`] knows its size, if somebody said it, and its members: which are open, finalised, or out. It judges whether
+//! one more may join. In this release groups give no credit and hold no rows back.
+//!
+//! Never does: forget a member while another is open. A discarded member keeps its place: for good, or for its next attempt.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Reason, Refusal};
+use crate::ids::{GroupId, RolloutId};
+
+/// Where a member stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Member {
+    /// It takes events.
+    Open,
+    /// Its rows are made.
+    Finalised,
+    /// It was discarded for good.
+    Out,
+    /// It was discarded, and its next attempt will come.
+    WillRetry,
+}
+
+/// The rollouts of one prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    size: Option<u32>,
+    members: BTreeMap<RolloutId, Member>,
+}
+
+impl Group {
+    /// How many members it has when it is whole, if somebody said so.
+    #[must_use]
+    pub fn size(&self) -> Option<u32> {
+        self.size
+    }
+
+    /// Its members.
+    #[must_use]
+    pub fn members(&self) -> &BTreeMap<RolloutId, Member> {
+        &self.members
+    }
+
+    /// Whether this rollout may be a member, and the group have this size.
+    ///
+    /// # Errors
+    /// If the group has another size, or no place.
+    pub fn judge(&self, id: &GroupId, rollout: &RolloutId, size: Option<u32>) -> Result<(), Refusal> {
+        let members = self.members.len() + usize::from(!self.members.contains_key(rollout));
+        if let (Some(known), Some(said)) = (self.size, size)
+            && known != said
+        {
+            let message = format!("group {id:?} has {known} rollouts, not {said}; the first value stands");
+            return Err(Refusal::new(Reason::GroupSizeConflict, message).field("open.group_size"));
+        }
+        match self.size.or(size) {
+            Some(size) if members > size as usize => {
+                let message = format!("group {id:?} has its {size} rollouts; open this one in another group");
+                Err(Refusal::new(Reason::GroupFull, message).field("rollout.group_id"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// A member was opened, perhaps again; a size was said.
+    pub fn opened(&mut self, rollout: &RolloutId, size: Option<u32>) {
+        self.size = self.size.or(size);
+        self.members.insert(rollout.clone(), Member::Open);
+    }
+
+    /// Somebody said its size.
+    pub fn said_size(&mut self, size: Option<u32>) {
+        self.size = self.size.or(size);
+    }
+
+    /// A member is not open any more.
+    pub fn closed(&mut self, rollout: &RolloutId, now: Member) {
+        if let Some(member) = self.members.get_mut(rollout) {
+            *member = now;
+        }
+    }
+
+    /// Whether nothing more can come of it: it is whole, or its size was never said, and no member is open or to come.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        let whole = self.size.is_none_or(|size| self.members.len() >= size as usize);
+        whole && self.members.values().all(|member| matches!(member, Member::Finalised | Member::Out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    fn rollout(text: &str) -> RolloutId {
+        RolloutId::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_group_has_one_size_and_no_more_members_than_that() {
+        let id = GroupId::parse("g").unwrap();
+        let mut group = Group::default();
+        group.opened(&rollout("a"), None);
+        group.opened(&rollout("b"), Some(2));
+        assert_eq!(group.judge(&id, &rollout("a"), Some(2)), Ok(()));
+        assert_eq!(group.judge(&id, &rollout("a"), Some(3)).unwrap_err().reason, Reason::GroupSizeConflict);
+        assert_eq!(group.judge(&id, &rollout("c"), None).unwrap_err().reason, Reason::GroupFull);
+        group.closed(&rollout("a"), Member::WillRetry);
+        group.closed(&rollout("b"), Member::Finalised);
+        assert!(!group.is_over());
+        assert_eq!(group.judge(&id, &rollout("a"), None), Ok(()));
+        group.closed(&rollout("a"), Member::Out);
+        assert!(group.is_over());
+    }
+
+    #[test]
+    fn a_size_that_its_members_exceed_already_is_refused() {
+        let id = GroupId::parse("g").unwrap();
+        let mut group = Group::default();
+        group.opened(&rollout("a"), None);
+        group.opened(&rollout("b"), None);
+        assert_eq!(group.judge(&id, &rollout("a"), Some(1)).unwrap_err().reason, Reason::GroupFull);
+    }
+}

@@ -1,0 +1,130 @@
+//! A log in memory. It survives nothing; it keeps its records only where a test wants to read them back.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::{Frame, Log, LogError, Position, Record};
+
+/// Records in memory, durable at once or when told.
+pub struct MemoryLog {
+    state: Mutex<State>,
+    durable: watch::Sender<Position>,
+    keeps_records: bool,
+    durable_at_once: bool,
+}
+
+#[derive(Default)]
+struct State {
+    last: Position,
+    first_kept: Position,
+    records: VecDeque<Record>,
+}
+
+impl MemoryLog {
+    /// A log that forgets its records at once.
+    #[must_use]
+    pub fn forgetting() -> Self {
+        Self::new(false, true)
+    }
+
+    /// A log that keeps its records.
+    #[must_use]
+    pub fn keeping() -> Self {
+        Self::new(true, true)
+    }
+
+    /// A log that keeps its records, and whose records are durable only when [`MemoryLog::make_durable`] says so.
+    #[must_use]
+    pub fn held() -> Self {
+        Self::new(true, false)
+    }
+
+    fn new(keeps_records: bool, durable_at_once: bool) -> Self {
+        let state = State { first_kept: Position(1), ..State::default() };
+        Self { state: Mutex::new(state), durable: watch::Sender::new(Position(0)), keeps_records, durable_at_once }
+    }
+
+    /// Makes all records so far durable.
+    pub fn make_durable(&self) {
+        let last = self.state.lock().last;
+        self.durable.send_replace(last);
+    }
+}
+
+impl Log for MemoryLog {
+    fn frame(&self, record: &Record) -> Frame {
+        if self.keeps_records { Frame::Record(Box::new(record.clone())) } else { Frame::PlaceOnly }
+    }
+
+    fn append(&self, frame: Frame) -> Position {
+        let mut state = self.state.lock();
+        state.last = Position(state.last.0 + 1);
+        match frame {
+            Frame::Record(record) => state.records.push_back(*record),
+            Frame::PlaceOnly => state.first_kept = Position(state.last.0 + 1),
+        }
+        if self.durable_at_once {
+            self.durable.send_replace(state.last);
+        }
+        state.last
+    }
+
+    fn durable_through(&self) -> watch::Receiver<Position> {
+        self.durable.subscribe()
+    }
+
+    fn read(&self, from: Position) -> Result<Vec<(Position, Record)>, LogError> {
+        let state = self.state.lock();
+        if from < state.first_kept {
+            return Err(LogError::NotKept(from));
+        }
+        let positions = (state.first_kept.0..).map(Position);
+        Ok(positions
+            .zip(&state.records)
+            .filter(|(at, _)| *at >= from)
+            .map(|(at, record)| (at, record.clone()))
+            .collect())
+    }
+
+    fn truncate_before(&self, position: Position) {
+        let mut state = self.state.lock();
+        while state.first_kept < position && state.records.pop_front().is_some() {
+            state.first_kept = Position(state.first_kept.0 + 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::ids::RunId;
+
+    fn append(log: &MemoryLog, run: &str) -> Position {
+        let record = Record::RunDeleted { run: RunId::parse(run).unwrap() };
+        log.append(log.frame(&record))
+    }
+
+    #[test]
+    fn records_come_back_in_order_until_they_are_truncated() {
+        let log = MemoryLog::keeping();
+        let positions: Vec<_> = ["a", "b", "c"].iter().map(|run| append(&log, run)).collect();
+        assert_eq!(positions, [Position(1), Position(2), Position(3)]);
+        assert_eq!(*log.durable_through().borrow(), Position(3));
+        log.truncate_before(Position(3));
+        assert_eq!(log.read(Position(3)).unwrap().len(), 1);
+        assert!(log.read(Position(2)).is_err());
+    }
+
+    #[test]
+    fn a_held_log_is_durable_when_told() {
+        let log = MemoryLog::held();
+        append(&log, "a");
+        assert_eq!(*log.durable_through().borrow(), Position(0));
+        log.make_durable();
+        assert_eq!(*log.durable_through().borrow(), Position(1));
+    }
+}

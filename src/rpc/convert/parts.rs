@@ -1,0 +1,151 @@
+//! A unit as the messages that it is sent in, one at a time, each within a bound of encoded bytes.
+//!
+//! At most one row is gathered at any time, so that a huge unit is never in memory as a whole.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use prost::Message;
+
+use crate::forest::plan::PolicyPlan;
+use crate::limits;
+use crate::proto::v1;
+use crate::rollout::FinalisedRollout;
+use crate::rollout::run_settings::Unit;
+
+use super::rows::{RowIdentity, RowParts, RowSource};
+use super::settings::unit_message;
+
+/// Bytes that a `SubscribeResponse` puts around a part.
+const ENVELOPE_BYTES: usize = 8;
+/// Most bytes by which a part's index and `last` can make it longer than the head that room is reckoned with.
+const INDEX_BYTES: usize = 8;
+
+/// What every message of a delivery says of its unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitHead {
+    /// The unit's stable id.
+    pub unit_id: String,
+    /// What it is.
+    pub unit: Unit,
+    /// How often it has been given out, this time counted.
+    pub delivery_count: u32,
+    /// Tokens of all its rows, as credit counts them.
+    pub unit_tokens: u64,
+    /// How often its consumer group was sought back.
+    pub seek_count: u64,
+}
+
+/// The rows of a unit, before they are gathered.
+#[derive(Clone, Debug)]
+pub struct UnitRows {
+    /// Their rollout.
+    pub rollout: Arc<FinalisedRollout>,
+    /// Which attempt they are of.
+    pub identity: RowIdentity,
+    /// When the rollout was finalised.
+    pub finalised_unix_ms: u64,
+    /// Rows of each policy: of a plan those with these indices.
+    pub planned: Vec<(Arc<PolicyPlan>, Range<usize>)>,
+}
+
+/// The messages of one delivery of a unit, made as they are asked for.
+pub struct UnitParts {
+    head: v1::UnitPart,
+    rows: UnitRows,
+    /// What has not been begun: plans, and in each the rows from here on.
+    waiting: VecDeque<(Arc<PolicyPlan>, Range<usize>)>,
+    /// The row that is being sent, with its plan and index.
+    current: Option<(Arc<PolicyPlan>, usize, RowParts)>,
+    room_bytes: usize,
+    whole: bool,
+}
+
+impl UnitParts {
+    /// Messages of the size that goes to trainers.
+    #[must_use]
+    pub fn new(head: &UnitHead, rows: UnitRows) -> Self {
+        Self::with_bound(head, rows, limits::UNIT_MESSAGE_BYTES_MAX)
+    }
+
+    /// Messages of at most this many encoded bytes, what wraps them counted. A bound that a row's header does not fit into is
+    /// overstepped by that header.
+    #[must_use]
+    pub fn with_bound(head: &UnitHead, rows: UnitRows, message_bytes_max: usize) -> Self {
+        let row_count: usize = rows.planned.iter().map(|(_, range)| range.len()).sum();
+        let head = v1::UnitPart {
+            unit_id: head.unit_id.clone(),
+            unit: unit_message(head.unit).into(),
+            delivery_count: head.delivery_count,
+            unit_tokens: head.unit_tokens,
+            unit_rows: u32::try_from(row_count).unwrap_or(u32::MAX),
+            seek_count: head.seek_count,
+            ..v1::UnitPart::default()
+        };
+        let room_bytes = message_bytes_max.saturating_sub(ENVELOPE_BYTES + INDEX_BYTES + head.encoded_len());
+        let waiting = rows.planned.iter().cloned().collect();
+        Self { head, rows, waiting, current: None, room_bytes, whole: false }
+    }
+
+    /// Gathers the next row if none is being sent; false if there is none.
+    fn begin_row(&mut self) -> bool {
+        while self.current.is_none() {
+            let Some((plan, range)) = self.waiting.front_mut() else { return false };
+            match range.next() {
+                None => {
+                    self.waiting.pop_front();
+                }
+                Some(row_index) => {
+                    let plan = Arc::clone(plan);
+                    let parts = RowParts::new(source(&self.rows, &plan, row_index));
+                    self.current = Some((plan, row_index, parts));
+                }
+            }
+        }
+        true
+    }
+
+    fn has_waiting(&self) -> bool {
+        self.waiting.iter().any(|(_, range)| !range.is_empty())
+    }
+}
+
+fn source<'a>(rows: &'a UnitRows, plan: &'a PolicyPlan, row_index: usize) -> RowSource<'a> {
+    let UnitRows { rollout, identity, finalised_unix_ms, .. } = rows;
+    RowSource { rollout, plan, row_index, identity, finalised_unix_ms: *finalised_unix_ms }
+}
+
+impl Iterator for UnitParts {
+    type Item = v1::UnitPart;
+
+    fn next(&mut self) -> Option<v1::UnitPart> {
+        if self.whole {
+            return None;
+        }
+        let mut message = self.head.clone();
+        self.head.part_index += 1;
+        let mut room_bytes = self.room_bytes;
+        while self.begin_row() {
+            let Some((plan, row_index, parts)) = &mut self.current else { break };
+            let source = source(&self.rows, plan, *row_index);
+            let Some(part) = parts.take(source, room_bytes, message.rows.is_empty()) else { break };
+            room_bytes = room_bytes.saturating_sub(part_bytes(&part));
+            let whole_row = part.last;
+            message.rows.push(part);
+            if !whole_row {
+                break;
+            }
+            self.current = None;
+        }
+        self.whole = self.current.is_none() && !self.has_waiting();
+        message.last = self.whole;
+        Some(message)
+    }
+}
+
+/// Bytes that a row's part takes in its unit's message.
+fn part_bytes(part: &v1::RowPart) -> usize {
+    let bytes = part.encoded_len();
+    1 + prost::length_delimiter_len(bytes) + bytes
+}

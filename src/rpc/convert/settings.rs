@@ -1,0 +1,331 @@
+//! A run's settings and a consumer group's. What is absent, empty or unspecified becomes the default; a setting that this
+//! release does not have is refused unless it has its default's value, so that settings that were read can be written back.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::sync::Arc;
+
+use crate::error::Refusal;
+use crate::forest::plan::SharedCallOwner;
+use crate::ids::{ConsumerGroupId, Name, RunId};
+use crate::limits;
+use crate::proto::v1;
+use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
+use crate::rollout::settings::{
+    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings,
+};
+
+use super::answer::text;
+use super::fields::{
+    at_most, duration, duration_ms, identifier, invalid, known, not_in_this_release, optional_identifier, timestamp,
+};
+
+const HOUR_MS: u64 = 60 * 60 * 1000;
+const GROUP_TIMEOUT_MS: u64 = 24 * HOUR_MS;
+const RETENTION_MS: u64 = 0;
+const UNCLAIMED_RETENTION_MS: u64 = 24 * HOUR_MS;
+const CONSUMER_GROUP_IDLE_EXPIRY_MS: u64 = 7 * 24 * HOUR_MS;
+
+/// The settings that a request gives a run; absent: the defaults.
+///
+/// # Errors
+/// If a value is none, or asks for what this release does not have. Fields are named `settings.…`.
+pub fn run_settings(message: Option<v1::RunSettings>) -> Result<RunSettings, Box<Refusal>> {
+    let defaults = RunSettings::with_defaults();
+    let Some(message) = message else { return Ok(defaults) };
+    check_release(&message)?;
+    let rollout = rollout_settings(&message, &defaults.rollout)?;
+    let lease_ms = duration_ms(message.lease.as_ref(), "settings.lease")?.unwrap_or(defaults.lease_ms);
+    if lease_ms == 0 {
+        return Err(invalid("settings.lease", "is 0: every unit would go to another at once").into());
+    }
+    let tombstones = duration_ms(message.tombstone_retention.as_ref(), "settings.tombstone_retention")?;
+    Ok(RunSettings {
+        rollout: Arc::new(rollout),
+        max_deliveries: message.max_deliveries.filter(|most| *most > 0).unwrap_or(defaults.max_deliveries),
+        lease_ms,
+        tombstone_retention_ms: tombstones.unwrap_or(defaults.tombstone_retention_ms),
+        consumer_groups: consumer_groups(message.consumer_groups)?,
+    })
+}
+
+/// Refuses what this release does not have.
+fn check_release(message: &v1::RunSettings) -> Result<(), Refusal> {
+    if !message.required_consumer_groups.is_empty() || message.max_lead_groups.is_some() {
+        let lead = if message.max_lead_groups.is_some() { "max_lead_groups" } else { "required_consumer_groups" };
+        return Err(not_in_this_release(format_args!("settings.{lead}"), "a bound on the groups ahead of consumers"));
+    }
+    match known(message.estimator, "settings.estimator")? {
+        v1::Estimator::Unspecified | v1::Estimator::None => {}
+        v1::Estimator::Mean | v1::Estimator::Grpo | v1::Estimator::Rloo => {
+            return Err(not_in_this_release("settings.estimator", "an estimator of advantages"));
+        }
+    }
+    match known(message.row_weight, "settings.row_weight")? {
+        v1::RowWeight::Unspecified | v1::RowWeight::One => {}
+        v1::RowWeight::RolloutRows | v1::RowWeight::RolloutTokens => {
+            return Err(not_in_this_release("settings.row_weight", "a row weight other than one"));
+        }
+    }
+    match known(message.group_release, "settings.group_release")? {
+        v1::GroupReleaseRule::Unspecified | v1::GroupReleaseRule::Whole => {}
+        v1::GroupReleaseRule::Quorum => {
+            return Err(not_in_this_release("settings.group_release", "the release of a group by quorum"));
+        }
+    }
+    match known(message.durability, "settings.durability")? {
+        v1::Durability::Unspecified | v1::Durability::Memory => {}
+        v1::Durability::Fsync | v1::Durability::Os => {
+            return Err(not_in_this_release("settings.durability", "a log on disk"));
+        }
+    }
+    if message.group_quorum.is_some() {
+        return Err(not_in_this_release("settings.group_quorum", "the release of a group by quorum"));
+    }
+    if message.drop_zero_variance {
+        return Err(not_in_this_release("settings.drop_zero_variance", "dropping groups whose rewards are all equal"));
+    }
+    if message.unclaimed_retention_bytes.is_some() {
+        return Err(not_in_this_release("settings.unclaimed_retention_bytes", "retention by bytes"));
+    }
+    let only_default = [
+        ("group_timeout", &message.group_timeout, GROUP_TIMEOUT_MS),
+        ("retention", &message.retention, RETENTION_MS),
+        ("unclaimed_retention", &message.unclaimed_retention, UNCLAIMED_RETENTION_MS),
+        ("consumer_group_idle_expiry", &message.consumer_group_idle_expiry, CONSUMER_GROUP_IDLE_EXPIRY_MS),
+    ];
+    for (name, value, default_ms) in only_default {
+        let field = format!("settings.{name}");
+        if duration_ms(value.as_ref(), &field)?.is_some_and(|value_ms| value_ms != default_ms) {
+            return Err(not_in_this_release(&field, format_args!("another {name} than {} s", default_ms / 1000)));
+        }
+    }
+    Ok(())
+}
+
+fn rollout_settings(message: &v1::RunSettings, defaults: &RolloutSettings) -> Result<RolloutSettings, Refusal> {
+    let ms = |value: Option<&prost_types::Duration>, field: &str, default_ms: u64| {
+        duration_ms(value, field).map(|value| value.unwrap_or(default_ms))
+    };
+    let default_policy = optional_identifier(&message.default_policy, "settings.default_policy", Name::parse)?;
+    let missing_parent = message.missing_parent_timeout.as_ref();
+    Ok(RolloutSettings {
+        trained_policies: trained_policies(&message.trained_policies)?,
+        default_policy: default_policy.unwrap_or_else(|| defaults.default_policy.clone()),
+        shared_call_owner: match known(message.shared_call_owner, "settings.shared_call_owner")? {
+            v1::SharedCallOwner::Unspecified | v1::SharedCallOwner::RootAgent => SharedCallOwner::RootAgent,
+            v1::SharedCallOwner::FirstLeaf => SharedCallOwner::FirstLeaf,
+        },
+        broken_link: match known(message.broken_link, "settings.broken_link")? {
+            v1::BrokenLinkRule::Unspecified | v1::BrokenLinkRule::Infer => BrokenLinkRule::Infer,
+            v1::BrokenLinkRule::Discard => BrokenLinkRule::Discard,
+        },
+        agents_without_list: match known(message.agents_without_list, "settings.agents_without_list")? {
+            v1::AgentsWithoutListRule::Unspecified | v1::AgentsWithoutListRule::Drop => AgentsWithoutListRule::Drop,
+            v1::AgentsWithoutListRule::Keep => AgentsWithoutListRule::Keep,
+        },
+        missing_call: match known(message.missing_call, "settings.missing_call")? {
+            v1::MissingCallRule::Unspecified | v1::MissingCallRule::Discard => MissingCallRule::Discard,
+            v1::MissingCallRule::Finalise => MissingCallRule::Finalise,
+        },
+        require_logprobs: message.require_logprobs.unwrap_or(defaults.require_logprobs),
+        nonfinite_logprobs: match known(message.nonfinite_logprobs, "settings.nonfinite_logprobs")? {
+            v1::NonfiniteLogprobsRule::Unspecified | v1::NonfiniteLogprobsRule::Refuse => NonfiniteLogprobsRule::Refuse,
+            v1::NonfiniteLogprobsRule::Context => NonfiniteLogprobsRule::Context,
+        },
+        vocabulary_limit: message.vocabulary_limit.filter(|limit| *limit > 0),
+        idle_timeout_ms: ms(message.idle_timeout.as_ref(), "settings.idle_timeout", defaults.idle_timeout_ms)?,
+        missing_call_timeout_ms: ms(
+            message.missing_call_timeout.as_ref(),
+            "settings.missing_call_timeout",
+            defaults.missing_call_timeout_ms,
+        )?,
+        missing_parent_timeout_ms: ms(
+            missing_parent,
+            "settings.missing_parent_timeout",
+            defaults.missing_parent_timeout_ms,
+        )?,
+    })
+}
+
+fn trained_policies(policies: &[String]) -> Result<Vec<Name>, Refusal> {
+    let field = "settings.trained_policies";
+    at_most(policies.len(), limits::RUN_TRAINED_POLICIES_MAX, "policies", field)?;
+    let parsed = policies.iter().enumerate();
+    parsed.map(|(at, policy)| identifier(policy, field, Name::parse).map_err(|refusal| refusal.index(at))).collect()
+}
+
+fn consumer_groups(
+    declared: Vec<v1::ConsumerGroupDeclaration>,
+) -> Result<Vec<(ConsumerGroupId, ConsumerGroupSettings)>, Refusal> {
+    at_most(declared.len(), limits::RUN_CONSUMER_GROUPS_MAX, "consumer groups", "settings.consumer_groups")?;
+    let mut names = HashSet::new();
+    let mut groups = Vec::with_capacity(declared.len());
+    for (at, group) in declared.into_iter().enumerate() {
+        let path = format!("settings.consumer_groups[{at}]");
+        let field = format!("{path}.consumer_group");
+        let of_group = |refusal: Refusal| refusal.index(at);
+        let name = identifier(&group.consumer_group, &field, ConsumerGroupId::parse).map_err(of_group)?;
+        if !names.insert(name.clone()) {
+            return Err(of_group(invalid(field, format_args!("{name:?} is declared twice"))));
+        }
+        let settings = group.settings.unwrap_or_default();
+        let settings = consumer_group_settings(&settings, &format!("{path}.settings")).map_err(of_group)?;
+        groups.push((name, settings));
+    }
+    Ok(groups)
+}
+
+/// What a consumer group takes. `path` is where the message stands in its request.
+///
+/// # Errors
+/// If a value is none, or asks for what this release does not have.
+pub fn consumer_group_settings(
+    message: &v1::ConsumerGroupSettings,
+    path: &str,
+) -> Result<ConsumerGroupSettings, Refusal> {
+    let field = |name: &str| format!("{path}.{name}");
+    let unit = unit(message.unit, field("unit"))?;
+    if message.step.is_some() {
+        return Err(not_in_this_release(field("step"), "steps for data-parallel ranks"));
+    }
+    match known(message.shape, field("shape"))? {
+        v1::Shape::Unspecified | v1::Shape::Leaf => {}
+        v1::Shape::Tree | v1::Shape::Packed => {
+            return Err(not_in_this_release(field("shape"), "a shape other than leaf"));
+        }
+    }
+    if message.max_staleness_versions.is_some() {
+        return Err(not_in_this_release(field("max_staleness_versions"), "a bound on staleness"));
+    }
+    let start = match known(message.start, field("start"))? {
+        v1::StartPosition::Unspecified | v1::StartPosition::Earliest => StartPosition::Earliest,
+        v1::StartPosition::Latest => StartPosition::Latest,
+    };
+    let policy = optional_identifier(&message.policy, field("policy"), Name::parse)?;
+    Ok(ConsumerGroupSettings {
+        policy,
+        unit,
+        max_row_tokens: max_row_tokens(message.max_row_tokens, field("max_row_tokens"))?,
+        start,
+    })
+}
+
+fn unit(number: i32, field: String) -> Result<Unit, Refusal> {
+    match known(number, &field)? {
+        v1::Unit::Unspecified | v1::Unit::Row => Ok(Unit::Row),
+        v1::Unit::Rollout => Ok(Unit::Rollout),
+        v1::Unit::Group | v1::Unit::Step => Err(not_in_this_release(field, "a unit other than row and rollout")),
+    }
+}
+
+/// The longest row; 0 means no limit.
+///
+/// # Errors
+/// If it is more than any row could have.
+pub fn max_row_tokens(most: u64, field: impl Display) -> Result<Option<u32>, Refusal> {
+    match u32::try_from(most) {
+        Ok(0) => Ok(None),
+        Ok(most) => Ok(Some(most)),
+        Err(_) => Err(invalid(field, format_args!("is {most}, more than {}; 0 means no limit", u32::MAX))),
+    }
+}
+
+/// What a consumer group takes, with every default filled in.
+#[must_use]
+pub fn consumer_group_settings_message(settings: &ConsumerGroupSettings) -> v1::ConsumerGroupSettings {
+    let start = match settings.start {
+        StartPosition::Earliest => v1::StartPosition::Earliest,
+        StartPosition::Latest => v1::StartPosition::Latest,
+    };
+    v1::ConsumerGroupSettings {
+        policy: text(settings.policy.as_ref()),
+        unit: unit_message(settings.unit).into(),
+        step: None,
+        shape: v1::Shape::Leaf.into(),
+        max_row_tokens: settings.max_row_tokens.map_or(0, u64::from),
+        max_staleness_versions: None,
+        start: start.into(),
+    }
+}
+
+/// What a unit is.
+#[must_use]
+pub fn unit_message(unit: Unit) -> v1::Unit {
+    match unit {
+        Unit::Row => v1::Unit::Row,
+        Unit::Rollout => v1::Unit::Rollout,
+    }
+}
+
+/// A run's settings, with every default filled in.
+#[must_use]
+pub fn run_settings_message(settings: &RunSettings) -> v1::RunSettings {
+    let rollout = &settings.rollout;
+    let declaration = |(name, settings): &(ConsumerGroupId, ConsumerGroupSettings)| v1::ConsumerGroupDeclaration {
+        consumer_group: name.to_string(),
+        settings: Some(consumer_group_settings_message(settings)),
+    };
+    let mut message = v1::RunSettings {
+        trained_policies: rollout.trained_policies.iter().map(Name::to_string).collect(),
+        default_policy: rollout.default_policy.to_string(),
+        require_logprobs: Some(rollout.require_logprobs),
+        vocabulary_limit: rollout.vocabulary_limit,
+        idle_timeout: Some(duration(rollout.idle_timeout_ms)),
+        missing_call_timeout: Some(duration(rollout.missing_call_timeout_ms)),
+        missing_parent_timeout: Some(duration(rollout.missing_parent_timeout_ms)),
+        tombstone_retention: Some(duration(settings.tombstone_retention_ms)),
+        max_deliveries: Some(settings.max_deliveries),
+        consumer_groups: settings.consumer_groups.iter().map(declaration).collect(),
+        estimator: v1::Estimator::None.into(),
+        row_weight: v1::RowWeight::One.into(),
+        group_release: v1::GroupReleaseRule::Whole.into(),
+        group_timeout: Some(duration(GROUP_TIMEOUT_MS)),
+        retention: Some(duration(RETENTION_MS)),
+        unclaimed_retention: Some(duration(UNCLAIMED_RETENTION_MS)),
+        consumer_group_idle_expiry: Some(duration(CONSUMER_GROUP_IDLE_EXPIRY_MS)),
+        lease: Some(duration(settings.lease_ms)),
+        durability: v1::Durability::Memory.into(),
+        ..v1::RunSettings::default()
+    };
+    set_rules(&mut message, rollout);
+    message
+}
+
+fn set_rules(message: &mut v1::RunSettings, rollout: &RolloutSettings) {
+    message.set_shared_call_owner(match rollout.shared_call_owner {
+        SharedCallOwner::RootAgent => v1::SharedCallOwner::RootAgent,
+        SharedCallOwner::FirstLeaf => v1::SharedCallOwner::FirstLeaf,
+    });
+    message.set_broken_link(match rollout.broken_link {
+        BrokenLinkRule::Infer => v1::BrokenLinkRule::Infer,
+        BrokenLinkRule::Discard => v1::BrokenLinkRule::Discard,
+    });
+    message.set_agents_without_list(match rollout.agents_without_list {
+        AgentsWithoutListRule::Drop => v1::AgentsWithoutListRule::Drop,
+        AgentsWithoutListRule::Keep => v1::AgentsWithoutListRule::Keep,
+    });
+    message.set_missing_call(match rollout.missing_call {
+        MissingCallRule::Discard => v1::MissingCallRule::Discard,
+        MissingCallRule::Finalise => v1::MissingCallRule::Finalise,
+    });
+    message.set_nonfinite_logprobs(match rollout.nonfinite_logprobs {
+        NonfiniteLogprobsRule::Refuse => v1::NonfiniteLogprobsRule::Refuse,
+        NonfiniteLogprobsRule::Context => v1::NonfiniteLogprobsRule::Context,
+    });
+}
+
+/// A run.
+#[must_use]
+pub fn run(run: &RunId, settings: &RunSettings, settings_version: u64, created_unix_ms: u64) -> v1::Run {
+    v1::Run {
+        run_id: run.to_string(),
+        settings: Some(run_settings_message(settings)),
+        settings_version,
+        create_time: Some(timestamp(created_unix_ms)),
+    }
+}
+
+#[cfg(test)]
+#[path = "settings_tests.rs"]
+mod tests;

@@ -1,0 +1,128 @@
+//! What records mean beyond one rollout, and what goes out: values, so that replay can drop what must not happen twice.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::forest::Placement;
+use crate::ids::{CallId, ConsumerGroupId, GroupId, RunId};
+use crate::log::Position;
+use crate::queue::{ConsumerId, DropReason, GroupDefinition, UnitId};
+use crate::rollout::FinalisedRollout;
+use crate::rollout::event::Discarded;
+
+use super::RolloutKey;
+use super::sequencer::AckOutcome;
+
+/// How a rollout's attempt ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Which attempt.
+    pub attempt: u32,
+    /// How.
+    pub outcome: Outcome,
+    /// Why, in a few words.
+    pub reason: String,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Its rows were acknowledged.
+    Retired,
+    /// It was thrown away.
+    Discarded,
+}
+
+/// What the sequencing task takes from durable records, in their order.
+#[derive(Debug)]
+pub enum Sequenced {
+    /// A rollout's rows can be made.
+    Finalised {
+        /// Which.
+        key: RolloutKey,
+        /// Its attempt.
+        attempt: u32,
+        /// The rollout.
+        rollout: Arc<FinalisedRollout>,
+        /// When, milliseconds since the Unix epoch.
+        unix_ms: u64,
+        /// When, on the store's clock.
+        at_ms: u64,
+    },
+    /// A rollout ended without rows.
+    Discarded {
+        /// Which.
+        key: RolloutKey,
+        /// Its group.
+        group: Option<GroupId>,
+        /// Why.
+        discarded: Discarded,
+        /// Calls that it had.
+        calls: u64,
+    },
+    /// A consumer group was made.
+    ConsumerGroup {
+        /// Its run.
+        run: RunId,
+        /// Its name.
+        consumer_group: ConsumerGroupId,
+        /// What its units are.
+        definition: GroupDefinition,
+        /// Whether it takes what was finalised before it.
+        from_earliest: bool,
+    },
+    /// Units were acknowledged.
+    Acknowledged {
+        /// Their run.
+        run: RunId,
+        /// The consumer group.
+        consumer_group: ConsumerGroupId,
+        /// The units.
+        units: Vec<UnitId>,
+    },
+    /// A unit was dropped.
+    UnitDropped {
+        /// Its run.
+        run: RunId,
+        /// The consumer group.
+        consumer_group: ConsumerGroupId,
+        /// The unit.
+        unit: UnitId,
+        /// Why.
+        reason: DropReason,
+    },
+    /// An undeliverable unit was released by hand.
+    UnitReleased {
+        /// Its run.
+        run: RunId,
+        /// The consumer group.
+        consumer_group: ConsumerGroupId,
+        /// The unit.
+        unit: UnitId,
+    },
+    /// A consumer is told what became of its acknowledgements. Not in replay.
+    Acks {
+        /// The consumer.
+        consumer: ConsumerId,
+        /// For each unit.
+        results: Vec<(UnitId, AckOutcome)>,
+    },
+    /// Somebody waits until all before this is applied.
+    Reached(oneshot::Sender<()>),
+}
+
+/// Something that a stream of reports is told unasked, once this position is durable.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    /// The record that it comes from.
+    pub position: Position,
+    /// Which rollout.
+    pub key: RolloutKey,
+    /// Its attempt.
+    pub attempt: u32,
+    /// The call.
+    pub call: CallId,
+    /// What became of it.
+    pub placement: Placement,
+}

@@ -1,0 +1,85 @@
+//! The whole state as a value that can be compared: what a replay must give again, to the last row.
+//!
+//! For tests and checks; it gathers every row.
+
+use std::collections::BTreeMap;
+
+use crate::group::Group;
+use crate::queue::{DropReason, Place};
+
+use super::sequencer::Sequencer;
+use super::{RolloutKey, Slot};
+
+/// Where a unit stands, as far as records go: leases and delays are in no record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitImage {
+    /// Somebody has to acknowledge it.
+    Due,
+    /// It is acknowledged.
+    Acknowledged,
+    /// It is dropped.
+    Dropped(DropReason),
+}
+
+/// A rollout, as records have made it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RolloutImage {
+    /// It takes events: a text of all that is known.
+    Open(String),
+    /// Its rows: ids, masks and log-probabilities of each, by policy.
+    Finalised(String),
+    /// A tombstone.
+    Ended(String),
+}
+
+/// The whole state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Image {
+    /// Rollouts.
+    pub rollouts: BTreeMap<RolloutKey, RolloutImage>,
+    /// Groups, by run and id.
+    pub groups: BTreeMap<(String, String), Group>,
+    /// Units of consumer groups, by run, consumer group and unit.
+    pub units: BTreeMap<(String, String, String), UnitImage>,
+}
+
+impl Sequencer {
+    /// The state now. Nothing may be on its way.
+    #[must_use]
+    pub fn image(&self) -> Image {
+        let mut image = Image::default();
+        let entries: Vec<_> =
+            self.store().rollouts.iter().map(|entry| (entry.key().clone(), entry.value().clone())).collect();
+        for (key, entry) in entries {
+            let slot = entry.slot.lock();
+            let rollout = match &*slot {
+                Slot::Live(live) => match live.rollout.finalised() {
+                    Some(rollout) => {
+                        let plans: Vec<_> =
+                            rollout.policies().iter().map(|policy| rollout.plan(policy, None)).collect();
+                        let forest = &rollout.facts().forest;
+                        let rows = plans.iter().flat_map(|plan| plan.rows.iter().map(move |row| (plan, row)));
+                        let rows: Vec<_> = rows.map(|(plan, row)| forest.row(plan, row, rollout.links())).collect();
+                        RolloutImage::Finalised(format!("attempt {} {rows:?}", live.attempt))
+                    }
+                    None => RolloutImage::Open(format!("attempt {} {}", live.attempt, live.rollout.facts().in_full())),
+                },
+                Slot::Ended(ended, _) => RolloutImage::Ended(format!("{ended:?}")),
+                Slot::Removed => continue,
+            };
+            image.rollouts.insert(key, rollout);
+        }
+        for (run, group, state) in self.all_groups() {
+            image.groups.insert((run.to_string(), group.to_string()), state.clone());
+        }
+        for (run, name, unit, place) in self.all_units() {
+            let place = match place {
+                Place::Acknowledged => UnitImage::Acknowledged,
+                Place::Dropped(reason) => UnitImage::Dropped(reason),
+                Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Parked(_) => UnitImage::Due,
+            };
+            image.units.insert((run.to_string(), name, unit), place);
+        }
+        image
+    }
+}

@@ -1,0 +1,281 @@
+//! The live rollouts of the service, and the way of an event through them.
+//!
+//! The [`Store`] holds every rollout in a sharded map, each behind a lock of its own. [`Store::report`] finds the rollout, and
+//! under that one lock judges the event, gives its record to the journal together with its effects, and applies it. What needs
+//! more than one rollout to judge, or concerns groups, consumers and runs, is asked of the one *sequencing task*
+//! ([`sequencer`]), which owns them and takes the effects of records in the order of their positions, once durable.
+//!
+//! Lock order: a rollout's lock, then the journal's; never two rollouts. No lock is held over an `.await`, and a guard of the map
+//! is dropped in the statement that takes it.
+
+pub mod clock;
+pub mod effect;
+mod figures;
+pub mod image;
+pub mod replay;
+pub mod report;
+pub mod sequencer;
+mod timers;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::forest::call::CallIndex;
+use crate::ids::{RolloutId, RunId};
+use crate::limits;
+use crate::log::journal::Journal;
+use crate::log::{Log, Position};
+use crate::rollout::Rollout;
+use crate::rollout::run_settings::RunSettings;
+use crate::telemetry::{RunMetrics, Telemetry};
+
+use clock::Clock;
+use effect::{Ended, Notice, Sequenced};
+use sequencer::Command;
+use timers::Timers;
+
+/// Which rollout, over all its attempts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RolloutKey {
+    /// Its run.
+    pub run: RunId,
+    /// Its id.
+    pub rollout: RolloutId,
+}
+
+/// A rollout's place in the map. A removed one is marked, so that who found it looks up again.
+pub(crate) struct Entry {
+    pub(crate) slot: Mutex<Slot>,
+    /// The earliest deadline that a timer is set for, or [`u64::MAX`].
+    pub(crate) timer_at_ms: AtomicU64,
+}
+
+/// What stands at a rollout's place.
+pub(crate) enum Slot {
+    /// An attempt that is open or finalised.
+    Live(Box<Live>),
+    /// A tombstone, and the record that it comes from.
+    Ended(Ended, Position),
+    /// Removed from the map.
+    Removed,
+}
+
+/// An attempt that is open or finalised.
+pub(crate) struct Live {
+    pub(crate) attempt: u32,
+    pub(crate) run: Arc<Run>,
+    pub(crate) rollout: Rollout,
+    pub(crate) settings_version: u64,
+    pub(crate) opened_unix_ms: u64,
+    pub(crate) heard_unix_ms: u64,
+    pub(crate) finalised_unix_ms: Option<u64>,
+    pub(crate) refused_requests: u64,
+    /// The last record that it was judged from.
+    pub(crate) last_position: Position,
+    /// Who reported the calls that wait for their base.
+    pub(crate) reporters: HashMap<CallIndex, ReporterId>,
+}
+
+/// A stream of reports, to which notices can be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReporterId(u64);
+
+/// What is known of a run outside the sequencing task.
+pub struct Run {
+    /// Its settings now.
+    pub settings: Mutex<(u64, Arc<RunSettings>)>,
+    /// When it was made, milliseconds since the Unix epoch.
+    pub created_unix_ms: u64,
+    /// How many rollouts stand where.
+    pub counts: RunCounts,
+    /// Its figures.
+    pub(crate) metrics: Arc<RunMetrics>,
+}
+
+/// How many rollouts of a run stand where.
+#[derive(Debug, Default)]
+pub struct RunCounts {
+    /// Open: neither finalised nor ended.
+    pub open: AtomicU64,
+    /// Open and sealed.
+    pub sealed: AtomicU64,
+    /// Open and rewarded.
+    pub rewarded: AtomicU64,
+    /// Open, sealed and rewarded: calls are missing.
+    pub incomplete: AtomicU64,
+    /// Distinct calls accepted, ever.
+    pub calls: AtomicU64,
+}
+
+/// What a store is made with.
+pub struct StoreOptions {
+    /// Where records go.
+    pub log: Arc<dyn Log>,
+    /// Where time comes from.
+    pub clock: Clock,
+    /// Where figures go.
+    pub telemetry: Arc<Telemetry>,
+}
+
+/// All live rollouts.
+pub struct Store {
+    pub(crate) rollouts: DashMap<RolloutKey, Arc<Entry>>,
+    pub(crate) runs: DashMap<RunId, Arc<Run>>,
+    pub(crate) journal: Journal<Sequenced>,
+    pub(crate) clock: Clock,
+    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) timers: Timers,
+    commands: mpsc::Sender<Command>,
+    reporters: DashMap<ReporterId, mpsc::Sender<Notice>>,
+    next_id: AtomicU64,
+    in_flight: Arc<Semaphore>,
+    draining: AtomicBool,
+}
+
+/// Requests to the sequencing task on their way.
+const COMMANDS_MAX: usize = 4096;
+/// Notices on their way to one stream; more are not sent, since the seal's answer says the same.
+const NOTICES_MAX: usize = 1024;
+
+impl Store {
+    /// A store without rollouts, and what its sequencing task takes commands from.
+    #[must_use]
+    pub fn new(options: StoreOptions, last: Position) -> (Arc<Self>, mpsc::Receiver<Command>) {
+        let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
+        let store = Self {
+            rollouts: DashMap::new(),
+            runs: DashMap::new(),
+            journal: Journal::new(options.log, last),
+            clock: options.clock,
+            telemetry: options.telemetry,
+            timers: Timers::default(),
+            commands,
+            reporters: DashMap::new(),
+            next_id: AtomicU64::new(1),
+            in_flight: Arc::new(Semaphore::new(limits::IN_FLIGHT_BYTES_MAX)),
+            draining: AtomicBool::new(false),
+        };
+        (Arc::new(store), receiver)
+    }
+
+    /// The clock that everything here goes by.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Where figures go.
+    #[must_use]
+    pub fn telemetry(&self) -> &Arc<Telemetry> {
+        &self.telemetry
+    }
+
+    /// Waits until what was judged from this position may be answered.
+    pub async fn durable(&self, position: Position) {
+        if !self.journal.is_durable(position) {
+            self.journal.durable(position).await;
+        }
+    }
+
+    /// Waits for room for a message of so many bytes, which is given back when the permit is dropped.
+    pub async fn permit(&self, message_bytes: usize) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        let bytes = u32::try_from(message_bytes.clamp(1, limits::IN_FLIGHT_BYTES_MAX)).unwrap_or(u32::MAX);
+        Arc::clone(&self.in_flight).acquire_many_owned(bytes).await.ok()
+    }
+
+    /// A new stream of reports, and the notices for it.
+    pub fn reporter(&self) -> (ReporterId, mpsc::Receiver<Notice>) {
+        let id = ReporterId(self.next_id());
+        let (sender, receiver) = mpsc::channel(NOTICES_MAX);
+        self.reporters.insert(id, sender);
+        (id, receiver)
+    }
+
+    /// A stream of reports is gone.
+    pub fn forget_reporter(&self, id: ReporterId) {
+        self.reporters.remove(&id);
+    }
+
+    /// Sends a notice if its stream is there and has room.
+    pub(crate) fn notify(&self, reporter: ReporterId, notice: Notice) {
+        let sender = self.reporters.get(&reporter).map(|sender| sender.clone());
+        if let Some(sender) = sender {
+            // A full line is the client's choice: a notice is a courtesy, and the seal's answer says the same.
+            let _ = sender.try_send(notice);
+        }
+    }
+
+    /// Gives the sequencing task something to do; waits while its line is full. False if the task is gone.
+    pub async fn command(&self, command: Command) -> bool {
+        self.commands.send(command).await.is_ok()
+    }
+
+    /// A number that no stream or consumer has had.
+    pub fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// From now on rollouts are neither opened nor finished here.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the service is about to stop.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn entry(&self, key: &RolloutKey) -> Option<Arc<Entry>> {
+        self.rollouts.get(key).map(|entry| Arc::clone(&entry))
+    }
+
+    /// What is known of a run.
+    #[must_use]
+    pub fn run(&self, run: &RunId) -> Option<Arc<Run>> {
+        self.runs.get(run).map(|run| Arc::clone(&run))
+    }
+}
+
+impl Entry {
+    pub(crate) fn new(slot: Slot) -> Arc<Self> {
+        Arc::new(Self { slot: Mutex::new(slot), timer_at_ms: AtomicU64::new(u64::MAX) })
+    }
+}
+
+impl RunCounts {
+    /// Takes account of an open rollout that was so and is so now; `None` is "not open".
+    pub(crate) fn moved(&self, before: Option<OpenFacts>, now: Option<OpenFacts>) {
+        let step = |count: &AtomicU64, was: bool, is: bool| match (was, is) {
+            (false, true) => drop(count.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(count.fetch_sub(1, Ordering::Relaxed)),
+            (true, true) | (false, false) => {}
+        };
+        let of = |facts: Option<OpenFacts>| (facts.is_some(), facts.unwrap_or_default());
+        let ((was_open, was), (is_open, is)) = (of(before), of(now));
+        step(&self.open, was_open, is_open);
+        step(&self.sealed, was.sealed, is.sealed);
+        step(&self.rewarded, was.rewarded, is.rewarded);
+        step(&self.incomplete, was.sealed && was.rewarded, is.sealed && is.rewarded);
+    }
+}
+
+/// What the counts of a run need of an open rollout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OpenFacts {
+    pub(crate) sealed: bool,
+    pub(crate) rewarded: bool,
+}
+
+impl OpenFacts {
+    /// Those of a rollout, if it is open.
+    pub(crate) fn of(rollout: &Rollout) -> Option<Self> {
+        let facts = rollout.facts();
+        rollout.finalised().is_none().then(|| Self { sealed: facts.seal.is_some(), rewarded: facts.reward.is_some() })
+    }
+}

@@ -1,0 +1,98 @@
+//! Building the whole state again from records: the same functions as live, without answers, notices and timers' effects.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::ids::{RolloutRef, RunId};
+use crate::log::{LogError, Position, Record};
+use crate::rollout::event::{Open, RolloutRecord};
+
+use super::effect::Sequenced;
+use super::sequencer::Sequencer;
+use super::{OpenFacts, RolloutKey, Slot};
+
+impl Sequencer {
+    /// Applies all records of the store's log from its beginning, in order.
+    ///
+    /// # Errors
+    /// If the log does not hold them all.
+    pub fn replay(&mut self, log: &dyn crate::log::Log) -> Result<Position, LogError> {
+        let records = log.read(Position(1))?;
+        let last = records.last().map_or(Position(0), |(position, _)| *position);
+        for (position, record) in records {
+            self.replay_record(position, record);
+        }
+        Ok(last)
+    }
+
+    fn replay_record(&mut self, position: Position, record: Record) {
+        match record {
+            Record::Run { run, settings_version: _, settings } => self.apply_run(&run, settings),
+            Record::RunDeleted { run } => self.apply_run_deleted(&run),
+            Record::RolloutOpened { run, rollout, attempt, group, settings_version: _ } => {
+                let key = RolloutKey { run: run.clone(), rollout: rollout.clone() };
+                let reference = RolloutRef { run, group, rollout, attempt };
+                // What was opened once is opened again, whatever the limits are now.
+                let opened = self.open(&key, &reference, position, None);
+                debug_assert!(opened.is_ok(), "opening checks nothing but that the run is there");
+            }
+            Record::Rollout { run, rollout, attempt, record } => {
+                self.replay_rollout(position, &RolloutKey { run, rollout }, attempt, record);
+            }
+            Record::ConsumerGroup { run, consumer_group, definition, from_earliest } => {
+                self.apply(position, Sequenced::ConsumerGroup { run, consumer_group, definition, from_earliest });
+            }
+            Record::Acknowledged { run, consumer_group, units } => {
+                self.apply(position, Sequenced::Acknowledged { run, consumer_group, units });
+            }
+            Record::UnitDropped { run, consumer_group, unit, reason } => {
+                self.apply(position, Sequenced::UnitDropped { run, consumer_group, unit, reason });
+            }
+            Record::UnitReleased { run, consumer_group, unit } => {
+                self.apply(position, Sequenced::UnitReleased { run, consumer_group, unit });
+            }
+        }
+    }
+
+    fn replay_rollout(&mut self, position: Position, key: &RolloutKey, attempt: u32, record: RolloutRecord) {
+        let store = Arc::clone(self.store());
+        let Some(entry) = store.entry(key) else { return };
+        let mut slot = entry.slot.lock();
+        let Slot::Live(live) = &mut *slot else { return };
+        if live.attempt != attempt {
+            return;
+        }
+        self.replay_of_group(&key.run, key, live.rollout.facts().group.as_ref(), &record);
+        let (before, calls_before) = (OpenFacts::of(&live.rollout), live.rollout.facts().forest.call_count());
+        let applied = live.rollout.apply(record, store.clock.now_ms());
+        live.last_position = position;
+        let (sequenced, ended) = store.sequenced(key, live, &applied.effects);
+        let now = OpenFacts::of(&live.rollout).filter(|_| ended.is_none());
+        live.run.counts.moved(before, now);
+        let calls = (live.rollout.facts().forest.call_count() - calls_before) as u64;
+        live.run.counts.calls.fetch_add(calls, Ordering::Relaxed);
+        match ended {
+            Some(ended) => *slot = Slot::Ended(ended, position),
+            None => store.set_timer(key, &entry, live),
+        }
+        drop(slot);
+        if let Some(sequenced) = sequenced {
+            self.apply(position, sequenced);
+        }
+    }
+
+    fn replay_of_group(
+        &mut self,
+        run: &RunId,
+        key: &RolloutKey,
+        known: Option<&crate::ids::GroupId>,
+        record: &RolloutRecord,
+    ) {
+        if let RolloutRecord::Group(group) = record {
+            self.replay_group(run, group, key, None, true);
+        }
+        if let (RolloutRecord::Open(Open { group_size: Some(size), .. }), Some(group)) = (record, known) {
+            self.replay_group(run, group, key, Some(*size), false);
+        }
+    }
+}

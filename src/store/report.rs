@@ -1,0 +1,393 @@
+//! The way of an event: find the rollout, judge, log, apply; and of what a clock decides.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::oneshot;
+
+use crate::error::{Reason, Refusal};
+use crate::forest::Placement;
+use crate::forest::call::CallIndex;
+use crate::forest::link::Verdict;
+use crate::ids::RolloutRef;
+use crate::log::{Position, Record};
+use crate::rollout::event::{Effect, Event, RolloutRecord};
+use crate::rollout::{Judgement, Rollout};
+
+use super::effect::{Ended, Notice, Outcome, Sequenced};
+use super::sequencer::{Admission, Command};
+use super::{Entry, Live, OpenFacts, ReporterId, RolloutKey, Slot, Store, figures};
+
+/// What an event was answered, and from which record it was judged: the answer leaves when that is durable.
+#[derive(Debug)]
+pub struct Answer<T> {
+    /// The answer.
+    pub reply: Reply<T>,
+    /// The last record that it was judged from.
+    pub position: Position,
+}
+
+/// The answer to an event. `T` is what the caller made of the rollout under its lock.
+#[derive(Debug)]
+pub enum Reply<T> {
+    /// Stored; if that ended the rollout without rows, how.
+    Accepted(T, Option<Ended>),
+    /// Known already; nothing changed.
+    Duplicate(T),
+    /// The rollout has ended.
+    AlreadyEnded(Ended),
+    /// Refused; nothing is stored.
+    Refused(Refusal),
+}
+
+/// What an event came to without asking the sequencing task.
+enum Tried<T> {
+    Answered(Answer<T>),
+    /// The sequencing task must admit the rollout, its group or its group's size first.
+    NeedsAdmission(Event),
+}
+
+/// An event on its way, with who sent it.
+struct Reported<'a> {
+    reference: &'a RolloutRef,
+    key: &'a RolloutKey,
+    reporter: Option<ReporterId>,
+    /// Whether the sequencing task has admitted it just now.
+    admitted: bool,
+}
+
+/// How often an event is tried again when its rollout was removed, or superseded, between two steps.
+const TRIES_MAX: usize = 8;
+
+impl Store {
+    /// Takes one event. `describe` makes of the rollout, under its lock, what the answer says about it; it gets the call and
+    /// its verdict if the event is a call.
+    pub async fn report<T>(
+        &self,
+        reporter: Option<ReporterId>,
+        reference: &RolloutRef,
+        mut event: Event,
+        describe: impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
+    ) -> Answer<T> {
+        let key = RolloutKey { run: reference.run.clone(), rollout: reference.rollout.clone() };
+        let mut reported = Reported { reference, key: &key, reporter, admitted: false };
+        for _ in 0..TRIES_MAX {
+            event = match self.try_report(&reported, event, &describe) {
+                Tried::Answered(answer) => return answer,
+                Tried::NeedsAdmission(event) => event,
+            };
+            if let Err(refusal) = self.admit(reference, &event).await {
+                return Answer { reply: Reply::Refused(refusal), position: self.journal.last() };
+            }
+            reported.admitted = true;
+        }
+        let message = "attempts of this rollout supersede each other faster than this event can be taken; try again";
+        let refusal = Refusal::new(Reason::AttemptSuperseded, message).retry_after_ms(100);
+        Answer { reply: Reply::Refused(refusal), position: self.journal.last() }
+    }
+
+    /// Reads a rollout, or how it ended.
+    pub fn look<T>(&self, key: &RolloutKey, read: impl FnOnce(&mut Rollout) -> T) -> Option<Result<T, Ended>> {
+        let entry = self.entry(key)?;
+        let mut slot = entry.slot.lock();
+        match &mut *slot {
+            Slot::Live(live) => Some(Ok(read(&mut live.rollout))),
+            Slot::Ended(ended, _) => Some(Err(ended.clone())),
+            Slot::Removed => None,
+        }
+    }
+
+    /// Asks the sequencing task to admit a rollout. An event that would be refused by a new rollout opens none.
+    async fn admit(&self, reference: &RolloutRef, event: &Event) -> Result<(), Refusal> {
+        let group_size = match event {
+            Event::Open(open) => open.group_size,
+            Event::Call { .. }
+            | Event::AgentStart(_)
+            | Event::AgentEnd(_)
+            | Event::Seal(_)
+            | Event::Reward(_)
+            | Event::Finish(..)
+            | Event::Heartbeat
+            | Event::Discard { .. } => None,
+        };
+        let settings = match self.run(&reference.run) {
+            Some(run) => Arc::clone(&run.settings.lock().1.rollout),
+            None => Arc::clone(&crate::rollout::run_settings::RunSettings::with_defaults().rollout),
+        };
+        let fresh = Rollout::new(settings, reference.group.clone(), 0);
+        if let Judgement::Refused(refusal, _) = fresh.judge(event.clone()) {
+            return Err(refusal);
+        }
+        let (reply, answer) = oneshot::channel();
+        let admission = Admission { reference: reference.clone(), group_size };
+        let gone = || Refusal::new(Reason::Draining, "the service is about to stop").retry_after_ms(1000);
+        if !self.command(Command::Admit(admission, reply)).await {
+            return Err(gone());
+        }
+        answer.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    fn try_report<T>(
+        &self,
+        reported: &Reported<'_>,
+        event: Event,
+        describe: &impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
+    ) -> Tried<T> {
+        let Some(entry) = self.entry(reported.key) else { return Tried::NeedsAdmission(event) };
+        let attempt = reported.reference.attempt;
+        let mut slot = entry.slot.lock();
+        let live = match &mut *slot {
+            Slot::Removed => return Tried::NeedsAdmission(event),
+            Slot::Ended(ended, position) => {
+                return match ended_reply(ended, attempt) {
+                    Some(reply) => Tried::Answered(Answer { reply, position: *position }),
+                    None => Tried::NeedsAdmission(event),
+                };
+            }
+            Slot::Live(live) => live,
+        };
+        let refused = |refusal, position| Tried::Answered(Answer { reply: Reply::Refused(refusal), position });
+        if live.attempt > attempt {
+            return refused(attempt_superseded(live.attempt), live.last_position);
+        }
+        if live.attempt < attempt {
+            return match live.rollout.finalised() {
+                Some(_) => refused(newer_attempt_too_late(live.attempt), live.last_position),
+                None => Tried::NeedsAdmission(event),
+            };
+        }
+        match self.needs_admission(live, reported, &event) {
+            Ok(false) => {}
+            Ok(true) => return Tried::NeedsAdmission(event),
+            Err(refusal) => {
+                live.refused_requests += 1;
+                return refused(refusal, live.last_position);
+            }
+        }
+        let answer = self.take(reported, live, event, describe);
+        if let Reply::Accepted(_, Some(ended)) = &answer.reply {
+            *slot = Slot::Ended(ended.clone(), answer.position);
+        } else {
+            self.set_timer(reported.key, &entry, live);
+        }
+        Tried::Answered(answer)
+    }
+
+    /// Whether the event says something of the group that only the sequencing task can judge.
+    fn needs_admission(&self, live: &Live, reported: &Reported<'_>, event: &Event) -> Result<bool, Refusal> {
+        let facts = live.rollout.facts();
+        match (&facts.group, &reported.reference.group) {
+            (Some(known), Some(said)) if known != said => {
+                let message = format!("the rollout is in group {known:?}, not {said:?}; the first value stands");
+                return Err(Refusal::new(Reason::GroupConflict, message).field("rollout.group_id"));
+            }
+            (None, Some(_)) if live.rollout.finalised().is_some() => {
+                let message = "the rollout was finalised without a group";
+                return Err(Refusal::new(Reason::RolloutFinalised, message).field("rollout.group_id"));
+            }
+            (None, Some(_)) => return Ok(true),
+            (Some(_) | None, _) => {}
+        }
+        let says_size = matches!(event, Event::Open(open) if open.group_size.is_some());
+        Ok(says_size && facts.group_size.is_none() && live.rollout.finalised().is_none() && !reported.admitted)
+    }
+
+    /// Judges an event and does what follows, under the rollout's lock.
+    fn take<T>(
+        &self,
+        reported: &Reported<'_>,
+        live: &mut Live,
+        event: Event,
+        describe: &impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
+    ) -> Answer<T> {
+        live.heard_unix_ms = self.clock.unix_ms();
+        let call_id = match &event {
+            Event::Call { call, .. } => Some(call.facts.call_id.clone()),
+            Event::Open(_)
+            | Event::AgentStart(_)
+            | Event::AgentEnd(_)
+            | Event::Seal(_)
+            | Event::Reward(_)
+            | Event::Finish(..)
+            | Event::Heartbeat
+            | Event::Discard { .. } => None,
+        };
+        let reply = match live.rollout.judge(event) {
+            Judgement::Heard => {
+                live.rollout.heard(self.clock.now_ms());
+                Reply::Accepted(describe(&mut live.rollout, None), None)
+            }
+            Judgement::Duplicate(call) => {
+                live.rollout.heard(self.clock.now_ms());
+                live.run.metrics.duplicate();
+                let call = call.map(|call| (call, live.rollout.verdict(call)));
+                Reply::Duplicate(describe(&mut live.rollout, call))
+            }
+            Judgement::Refused(refusal, mark) => {
+                live.refused_requests += 1;
+                live.rollout.note_refusal(call_id.as_ref(), refusal.reason.as_str());
+                if let Some(mark) = mark {
+                    self.apply_record(reported.key, live, mark, None);
+                }
+                Reply::Refused(refusal)
+            }
+            Judgement::Record(record) => {
+                let (call, ended) = self.apply_record(reported.key, live, record, reported.reporter);
+                Reply::Accepted(describe(&mut live.rollout, call), ended)
+            }
+        };
+        Answer { reply, position: live.last_position }
+    }
+
+    /// Logs and applies a record of a rollout, under its lock. Says how the rollout ended, if it did.
+    fn apply_record(
+        &self,
+        key: &RolloutKey,
+        live: &mut Live,
+        record: RolloutRecord,
+        reporter: Option<ReporterId>,
+    ) -> (Option<(CallIndex, Verdict)>, Option<Ended>) {
+        let attempt = live.attempt;
+        let logged = Record::Rollout { run: key.run.clone(), rollout: key.rollout.clone(), attempt, record };
+        let frame = self.journal.frame(&logged);
+        let Record::Rollout { record, .. } = logged else { unreachable!("it was made so above") };
+        let before = (OpenFacts::of(&live.rollout), figures::deltas_of(live), live.rollout.facts().forest.call_count());
+        let applied = live.rollout.apply(record, self.clock.now_ms());
+        let (sequenced, ended) = self.sequenced(key, live, &applied.effects);
+        live.last_position = self.journal.append(frame, sequenced);
+        self.tell_reporters(key, live, &applied.effects);
+        if let (Some((call, _)), Some(reporter)) = (&applied.call, reporter)
+            && !live.rollout.facts().forest.call(*call).is_placed()
+        {
+            live.reporters.insert(*call, reporter);
+        }
+        let now = OpenFacts::of(&live.rollout).filter(|_| ended.is_none());
+        live.run.counts.moved(before.0, now);
+        if let Some((call, verdict)) = &applied.call {
+            figures::call_accepted(live, before.2, *call, verdict);
+        }
+        let deltas = if now.is_some() { figures::deltas_of(live) } else { (0, 0) };
+        figures::deltas_changed(&live.run.metrics, before.1, deltas);
+        (applied.call, ended)
+    }
+
+    /// What effects mean beyond the rollout, and how it ended if it did.
+    pub(crate) fn sequenced(
+        &self,
+        key: &RolloutKey,
+        live: &mut Live,
+        effects: &[Effect],
+    ) -> (Option<Sequenced>, Option<Ended>) {
+        let (key, attempt) = (key.clone(), live.attempt);
+        for effect in effects {
+            match effect {
+                Effect::Finalised(rollout) => {
+                    let (unix_ms, at_ms) = (self.clock.unix_ms(), self.clock.now_ms());
+                    live.finalised_unix_ms = Some(unix_ms);
+                    let rollout = Arc::clone(rollout);
+                    return (Some(Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms }), None);
+                }
+                Effect::Discarded(discarded) => {
+                    let ended = Ended { attempt, outcome: Outcome::Discarded, reason: discarded.reason.clone() };
+                    let facts = live.rollout.facts();
+                    let (group, calls) = (facts.group.clone(), facts.forest.call_count() as u64);
+                    return (
+                        Some(Sequenced::Discarded { key, group, discarded: discarded.clone(), calls }),
+                        Some(ended),
+                    );
+                }
+                Effect::CallResolved(..) | Effect::CallUnresolved(_) => {}
+            }
+        }
+        (None, None)
+    }
+
+    fn tell_reporters(&self, key: &RolloutKey, live: &mut Live, effects: &[Effect]) {
+        for effect in effects {
+            let (call, placement) = match effect {
+                Effect::CallResolved(call, _) => (*call, Placement::Placed),
+                Effect::CallUnresolved(call) => (*call, Placement::Unresolved),
+                Effect::Finalised(_) | Effect::Discarded(_) => continue,
+            };
+            let Some(reporter) = live.reporters.remove(&call) else { continue };
+            let id = live.rollout.facts().forest.call(call).id().clone();
+            let (key, attempt, position) = (key.clone(), live.attempt, live.last_position);
+            self.notify(reporter, Notice { position, key, attempt, call: id, placement });
+        }
+    }
+
+    /// Has a clock look at the rollout when it may next have something to decide.
+    pub(crate) fn set_timer(&self, key: &RolloutKey, entry: &Entry, live: &Live) {
+        if let Some(deadline) = live.rollout.next_deadline_ms()
+            && deadline < entry.timer_at_ms.load(Ordering::Relaxed)
+        {
+            entry.timer_at_ms.store(deadline, Ordering::Relaxed);
+            self.timers.set(deadline, key.clone());
+        }
+    }
+
+    /// Looks at rollouts whose deadline has come, for ever.
+    pub async fn run_timers(&self) {
+        loop {
+            tokio::select! {
+                () = self.clock.wait_until(self.timers.first_ms()) => {}
+                () = self.timers.earlier() => continue,
+            }
+            for key in self.timers.due(self.clock.now_ms(), TIMERS_AT_ONCE) {
+                self.deadline_came(&key);
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn deadline_came(&self, key: &RolloutKey) {
+        let Some(entry) = self.entry(key) else { return };
+        let now_ms = self.clock.now_ms();
+        let mut slot = entry.slot.lock();
+        entry.timer_at_ms.store(u64::MAX, Ordering::Relaxed);
+        let Slot::Live(live) = &mut *slot else { return };
+        while let Some(decision) = live.rollout.due(now_ms) {
+            tracing::info!(run = %key.run, rollout = %key.rollout, ?decision, "a deadline decided");
+            let (_, ended) = self.apply_record(key, live, RolloutRecord::Decision(decision), None);
+            if let Some(ended) = ended {
+                let position = live.last_position;
+                *slot = Slot::Ended(ended, position);
+                return;
+            }
+        }
+        if live.rollout.next_deadline_ms().is_some_and(|deadline| deadline <= now_ms) {
+            live.rollout.deadline_passed(now_ms);
+        }
+        self.set_timer(key, &entry, live);
+    }
+}
+
+/// Rollouts that the timer task looks at before it lets others run.
+const TIMERS_AT_ONCE: usize = 64;
+
+/// What an event for this attempt is answered by a tombstone; nothing if the attempt may still be opened.
+fn ended_reply<T>(ended: &Ended, attempt: u32) -> Option<Reply<T>> {
+    if attempt == ended.attempt {
+        return Some(Reply::AlreadyEnded(ended.clone()));
+    }
+    if attempt < ended.attempt {
+        return Some(Reply::Refused(attempt_superseded(ended.attempt)));
+    }
+    match ended.outcome {
+        Outcome::Retired => Some(Reply::Refused(newer_attempt_too_late(ended.attempt))),
+        Outcome::Discarded => None,
+    }
+}
+
+pub(super) fn attempt_superseded(newer: u32) -> Refusal {
+    let message =
+        format!("attempt {newer} of this rollout has come; what belongs to an older one is not wanted any more");
+    Refusal::new(Reason::AttemptSuperseded, message).field("rollout.attempt")
+}
+
+pub(super) fn newer_attempt_too_late(finalised: u32) -> Refusal {
+    let message = format!(
+        "attempt {finalised} is finalised and its rows may be in training; a rerun needs a rollout_id of its own"
+    );
+    Refusal::new(Reason::RolloutFinalised, message).field("rollout.attempt")
+}

@@ -1,0 +1,460 @@
+//! Consumers: they join a consumer group, get units as far as their credit goes, and acknowledge them.
+
+use std::sync::atomic::Ordering;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::{Reason, Refusal};
+use crate::ids::{ConsumerGroupId, RunId};
+use crate::log::Record;
+use crate::queue::{
+    AckResult, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, GroupRefused, GroupVerdict,
+    JoinRefused, Joined, ReleaseResult, UnitId, UnitKind, WaitingFor,
+};
+use crate::rollout::run_settings::{ConsumerGroupSettings, StartPosition, Unit};
+
+use super::super::effect::Sequenced;
+use super::runs::run_not_found;
+use super::{Sequencer, UnitRows};
+
+/// A consumer that wants units.
+pub struct Subscription {
+    /// The run.
+    pub run: RunId,
+    /// The consumer group; for an ephemeral one a name that nobody else has.
+    pub consumer_group: ConsumerGroupId,
+    /// The consumer's name.
+    pub consumer_name: String,
+    /// Its stream.
+    pub consumer: ConsumerId,
+    /// What the group is, or shall be; none: as it is.
+    pub settings: Option<ConsumerGroupSettings>,
+    /// Whether the group holds nothing back, needs no acknowledgements, and goes with the consumer.
+    pub ephemeral: bool,
+    /// The most tokens that may be out and unacknowledged at it.
+    pub credit_tokens: u64,
+    /// Units that it still holds.
+    pub held: Vec<UnitId>,
+    /// Where units and news go.
+    pub sender: mpsc::Sender<ToConsumer>,
+}
+
+/// What a subscription came to.
+#[derive(Debug)]
+pub struct Subscribed {
+    /// What the group is.
+    pub definition: GroupDefinition,
+    /// Whether it was made just now.
+    pub created: bool,
+    /// What became of the units that the consumer holds.
+    pub joined: Joined,
+    /// How long a lease lasts without a sign of life.
+    pub lease_ms: u64,
+}
+
+/// A unit on its way to a consumer.
+pub struct UnitDelivery {
+    /// The unit.
+    pub unit: UnitId,
+    /// What a unit is here.
+    pub kind: UnitKind,
+    /// Its rows, not gathered yet.
+    pub rows: UnitRows,
+    /// Tokens of its rows.
+    pub tokens: u64,
+    /// 1 for the first time that it is given out.
+    pub delivery_number: u32,
+}
+
+/// What is sent to a consumer.
+pub enum ToConsumer {
+    /// A unit.
+    Unit(Box<UnitDelivery>),
+    /// What became of acknowledgements or of units given back; durable.
+    Acks(Vec<(UnitId, AckOutcome)>),
+    /// A unit of its group was dropped.
+    Dropped {
+        /// The unit.
+        unit: UnitId,
+        /// Why.
+        reason: DropReason,
+    },
+    /// It reads too slowly, and so many units were passed over.
+    Skipped {
+        /// How many.
+        units: u64,
+    },
+    /// The subscription is over.
+    Ended(Refusal),
+}
+
+/// What became of one acknowledgement, or of a unit given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AckOutcome {
+    /// Acknowledged now.
+    Acknowledged,
+    /// Acknowledged before.
+    Already,
+    /// No such unit.
+    Unknown,
+    /// It had been dropped.
+    Dropped,
+    /// It was given back.
+    Returned,
+    /// It was not this consumer's to give back.
+    NotHeld,
+}
+
+/// Why nothing goes out to a consumer.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    /// What the queue says.
+    pub queue: WaitingFor,
+    /// Open rollouts of the run.
+    pub open_rollouts: u64,
+    /// Those that are sealed.
+    pub sealed_rollouts: u64,
+    /// Those that are rewarded.
+    pub rewarded_rollouts: u64,
+    /// Those that are both, and miss calls.
+    pub incomplete_rollouts: u64,
+    /// Groups of which something may still come.
+    pub open_groups: u64,
+}
+
+/// A consumer, as the sequencing task has it.
+pub(super) struct Consumer {
+    pub(super) run: RunId,
+    pub(super) consumer_group: ConsumerGroupId,
+    pub(super) ephemeral: bool,
+    pub(super) sender: mpsc::Sender<ToConsumer>,
+}
+
+/// The definition of a consumer group with these settings.
+pub(super) fn definition(settings: &ConsumerGroupSettings, max_deliveries: u32, ephemeral: bool) -> GroupDefinition {
+    GroupDefinition {
+        policy: settings.policy.as_ref().map(|policy| policy.as_str().to_owned()),
+        unit: match settings.unit {
+            Unit::Row => UnitKind::Row,
+            Unit::Rollout => UnitKind::Rollout,
+        },
+        max_row_tokens: settings.max_row_tokens,
+        ephemeral,
+        max_deliveries,
+    }
+}
+
+impl Sequencer {
+    /// Joins a consumer to its group, which is made first if it is not there.
+    pub(super) fn subscribe(
+        &mut self,
+        subscription: Box<Subscription>,
+        reply: oneshot::Sender<Result<Subscribed, Refusal>>,
+    ) {
+        match self.judge_subscription(&subscription) {
+            Err(refusal) => drop(reply.send(Err(refusal))),
+            Ok(Some(definition)) if !subscription.ephemeral => {
+                let (run, consumer_group) = (subscription.run.clone(), subscription.consumer_group.clone());
+                let from_earliest =
+                    subscription.settings.as_ref().is_none_or(|settings| settings.start == StartPosition::Earliest);
+                self.waiting_subscriptions.push((subscription, reply));
+                let making = self.runs.get_mut(&run).is_some_and(|state| state.making.insert(consumer_group.clone()));
+                if making {
+                    let record = Record::ConsumerGroup {
+                        run: run.clone(),
+                        consumer_group: consumer_group.clone(),
+                        definition: definition.clone(),
+                        from_earliest,
+                    };
+                    self.log(
+                        &record,
+                        Some(Sequenced::ConsumerGroup { run, consumer_group, definition, from_earliest }),
+                    );
+                }
+            }
+            Ok(Some(definition)) => {
+                let from_earliest =
+                    subscription.settings.as_ref().is_none_or(|settings| settings.start == StartPosition::Earliest);
+                // No record: an ephemeral group lives and goes with its consumer.
+                self.make_consumer_group(&subscription.run, &subscription.consumer_group, definition, from_earliest);
+                let joined = self.join(*subscription, true);
+                drop(reply.send(joined));
+            }
+            Ok(None) => drop(reply.send(self.join(*subscription, false))),
+        }
+    }
+
+    /// The group's consumers that waited for it to be made.
+    pub(super) fn resume_subscriptions(&mut self, run: &RunId, consumer_group: &ConsumerGroupId) {
+        let waits =
+            |waiting: &(Box<Subscription>, _)| waiting.0.run == *run && waiting.0.consumer_group == *consumer_group;
+        let (ready, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition(waits);
+        self.waiting_subscriptions = rest;
+        for (created, (subscription, reply)) in
+            std::iter::once(true).chain(std::iter::repeat(false)).zip::<Vec<_>>(ready)
+        {
+            // A later one may ask for something else than what the first one made.
+            let joined = self.judge_subscription(&subscription).and_then(|_| self.join(*subscription, created));
+            drop(reply.send(joined));
+        }
+    }
+
+    /// The definition of the group to be made, or none if it is there.
+    fn judge_subscription(&mut self, subscription: &Subscription) -> Result<Option<GroupDefinition>, Refusal> {
+        let run = self.run_or_new(&subscription.run)?;
+        let settings = subscription.settings.clone().unwrap_or_default();
+        if let Some(policy) = settings.policy.as_ref().filter(|policy| !run.settings_now().rollout.trains(policy)) {
+            let message = format!("run {:?} does not train policy {policy:?}", subscription.run);
+            return Err(Refusal::new(Reason::InvalidValue, message).field("subscription.settings.policy"));
+        }
+        let requested = definition(&settings, run.settings_now().max_deliveries, subscription.ephemeral);
+        let known = run.queue.group(subscription.consumer_group.as_str()).map(|group| group.definition().clone());
+        let asked = match (&known, &subscription.settings) {
+            (Some(known), None) => known.clone(),
+            // How often units are given out is the run's to say, not the subscriber's.
+            (Some(known), Some(_)) => GroupDefinition { max_deliveries: known.max_deliveries, ..requested },
+            (None, _) => requested,
+        };
+        match run.queue.judge_group(subscription.consumer_group.as_str(), &asked) {
+            Ok(GroupVerdict::Exists) => Ok(None),
+            Ok(GroupVerdict::New) => Ok(Some(asked)),
+            Err(GroupRefused::Mismatch(mismatch)) => {
+                let message = format!(
+                    "consumer group {:?} takes {}, not {}; leave the settings out, or use another consumer_group",
+                    mismatch.name,
+                    in_words(&mismatch.declared),
+                    in_words(&mismatch.requested)
+                );
+                Err(Refusal::new(Reason::ConsumerGroupConflict, message).field("subscription.settings"))
+            }
+            Err(GroupRefused::TooManyGroups { max_consumer_groups }) => {
+                let message = format!("the run has {max_consumer_groups} consumer groups, as many as it may");
+                Err(Refusal::new(Reason::ServiceFull, message)
+                    .field("subscription.consumer_group")
+                    .retry_after_ms(60_000))
+            }
+        }
+    }
+
+    fn join(&mut self, subscription: Subscription, created: bool) -> Result<Subscribed, Refusal> {
+        let now_ms = self.store.clock.now_ms();
+        let run = self.runs.get_mut(&subscription.run).ok_or_else(|| run_not_found(&subscription.run))?;
+        let lease_ms = run.settings_now().lease_ms;
+        let name = subscription.consumer_group.as_str();
+        let group = run.queue.group_mut(name).ok_or_else(|| unit_not_found(&subscription.consumer_group, None))?;
+        let definition = group.definition().clone();
+        let (id, tokens) = (subscription.consumer, subscription.credit_tokens);
+        let joined = group.join(id, &subscription.consumer_name, tokens, &subscription.held, now_ms);
+        let joined = joined.map_err(|refused| match refused {
+            JoinRefused::TooManyConsumers { max_consumers } => {
+                let message = format!("the consumer group has {max_consumers} members, as many as it may");
+                Refusal::new(Reason::ServiceFull, message).field("subscription.consumer").retry_after_ms(60_000)
+            }
+            JoinRefused::AlreadyJoined => Refusal::new(Reason::Internal, "a stream joined twice"),
+        })?;
+        let consumer = Consumer {
+            run: subscription.run.clone(),
+            consumer_group: subscription.consumer_group,
+            ephemeral: definition.ephemeral,
+            sender: subscription.sender,
+        };
+        self.consumers.insert(id, consumer);
+        self.stirred.insert(subscription.run);
+        Ok(Subscribed { definition, created, joined, lease_ms })
+    }
+
+    pub(super) fn leave(&mut self, id: ConsumerId) {
+        let Some(consumer) = self.consumers.remove(&id) else { return };
+        let now_ms = self.store.clock.now_ms();
+        let Some(run) = self.runs.get_mut(&consumer.run) else { return };
+        let name = consumer.consumer_group.as_str();
+        if consumer.ephemeral {
+            run.queue.remove_group(name);
+            return;
+        }
+        let decisions = run.queue.group_mut(name).map(|group| group.leave(id, now_ms)).unwrap_or_default();
+        self.decide(&consumer.run, &consumer.consumer_group, decisions);
+    }
+
+    /// Logs the acknowledgements that are good, and answers all of them once durable.
+    pub(super) fn ack(&mut self, id: ConsumerId, units: Vec<UnitId>) {
+        let Some((run, consumer_group)) = self.group_of(id) else { return };
+        self.sign_of_life(id);
+        let Some(group) = self.group_mut(&run, &consumer_group) else { return };
+        let judged = group.judge_acks(&units);
+        let good = judged.iter().filter(|(_, result)| *result == AckResult::Acknowledged).map(|(unit, _)| unit.clone());
+        let good: Vec<UnitId> = good.collect();
+        if !good.is_empty() {
+            let record =
+                Record::Acknowledged { run: run.clone(), consumer_group: consumer_group.clone(), units: good.clone() };
+            let effect = Sequenced::Acknowledged {
+                run: run.clone(),
+                consumer_group: consumer_group.clone(),
+                units: good.clone(),
+            };
+            self.log(&record, Some(effect));
+            if let Some(group) = self.group_mut(&run, &consumer_group) {
+                group.begin_acks(&good);
+            }
+        }
+        let results = judged.into_iter().map(|(unit, result)| {
+            let outcome = match result {
+                AckResult::Acknowledged => AckOutcome::Acknowledged,
+                AckResult::Already => AckOutcome::Already,
+                AckResult::Unknown if self.was_retired(&run, &unit) => AckOutcome::Already,
+                AckResult::Unknown => AckOutcome::Unknown,
+                AckResult::Dropped(_) => AckOutcome::Dropped,
+            };
+            (unit, outcome)
+        });
+        let results = results.collect();
+        self.store.journal.after_last(Sequenced::Acks { consumer: id, results });
+    }
+
+    pub(super) fn nack(&mut self, id: ConsumerId, units: &[UnitId], delay_ms: Option<u64>) {
+        let Some((run, consumer_group)) = self.group_of(id) else { return };
+        self.sign_of_life(id);
+        let now_ms = self.store.clock.now_ms();
+        let Some(group) = self.group_mut(&run, &consumer_group) else { return };
+        let nacked = group.nack(id, units, delay_ms, now_ms);
+        let returned = nacked.returned.into_iter().map(|unit| (unit, AckOutcome::Returned));
+        let results = returned.chain(nacked.ignored.into_iter().map(|unit| (unit, AckOutcome::NotHeld))).collect();
+        self.decide(&run, &consumer_group, nacked.decisions);
+        self.store.journal.after_last(Sequenced::Acks { consumer: id, results });
+        self.stirred.insert(run);
+    }
+
+    pub(super) fn credit(&mut self, id: ConsumerId, tokens: u64) {
+        let Some((run, consumer_group)) = self.group_of(id) else { return };
+        self.sign_of_life(id);
+        if let Some(group) = self.group_mut(&run, &consumer_group) {
+            group.set_credit(id, tokens);
+        }
+        self.stirred.insert(run);
+    }
+
+    pub(super) fn sign_of_life(&mut self, id: ConsumerId) {
+        let now_ms = self.store.clock.now_ms();
+        if let Some((run, consumer_group)) = self.group_of(id)
+            && let Some(group) = self.group_mut(&run, &consumer_group)
+        {
+            group.sign_of_life(id, now_ms);
+        }
+    }
+
+    pub(super) fn room(&mut self, id: ConsumerId) {
+        if let Some(consumer) = self.consumers.get(&id) {
+            self.stirred.insert(consumer.run.clone());
+        }
+    }
+
+    pub(super) fn waiting(&self, id: ConsumerId) -> Option<Waiting> {
+        let consumer = self.consumers.get(&id)?;
+        let run = self.runs.get(&consumer.run)?;
+        let queue = run.queue.group(consumer.consumer_group.as_str())?.waiting_for(id)?;
+        let counts = &run.shared.counts;
+        Some(Waiting {
+            queue,
+            open_rollouts: counts.open.load(Ordering::Relaxed),
+            sealed_rollouts: counts.sealed.load(Ordering::Relaxed),
+            rewarded_rollouts: counts.rewarded.load(Ordering::Relaxed),
+            incomplete_rollouts: counts.incomplete.load(Ordering::Relaxed),
+            open_groups: run.groups.values().filter(|group| !group.is_over()).count() as u64,
+        })
+    }
+
+    pub(super) fn release_unit(
+        &mut self,
+        run: &RunId,
+        consumer_group: &ConsumerGroupId,
+        unit: &UnitId,
+        for_good: bool,
+    ) -> Result<(), Refusal> {
+        if !self.runs.contains_key(run) {
+            return Err(run_not_found(run));
+        }
+        let group = self.group_mut(run, consumer_group).ok_or_else(|| unit_not_found(consumer_group, None))?;
+        match group.judge_release(unit) {
+            ReleaseResult::Released => {}
+            ReleaseResult::NotUndeliverable | ReleaseResult::Unknown => {
+                return Err(unit_not_found(consumer_group, Some(unit)));
+            }
+        }
+        let (run, consumer_group, unit) = (run.clone(), consumer_group.clone(), unit.clone());
+        if for_good {
+            let units = vec![unit];
+            let record =
+                Record::Acknowledged { run: run.clone(), consumer_group: consumer_group.clone(), units: units.clone() };
+            self.log(&record, Some(Sequenced::Acknowledged { run, consumer_group, units }));
+        } else {
+            let record =
+                Record::UnitReleased { run: run.clone(), consumer_group: consumer_group.clone(), unit: unit.clone() };
+            self.log(&record, Some(Sequenced::UnitReleased { run, consumer_group, unit }));
+        }
+        Ok(())
+    }
+
+    /// Ends leases whose time has come.
+    pub(super) fn tick_queues(&mut self, now_ms: u64) {
+        let mut decisions = Vec::new();
+        for (id, run) in &mut self.runs {
+            if run.queue.next_deadline_ms().is_none_or(|deadline| deadline > now_ms) {
+                continue;
+            }
+            self.stirred.insert(id.clone());
+            for (name, group) in run.queue.groups_mut() {
+                let name = name.to_owned();
+                decisions.extend(group.tick(now_ms).into_iter().map(|decision| (id.clone(), name.clone(), decision)));
+            }
+        }
+        for (run, name, decision) in decisions {
+            if let Ok(consumer_group) = ConsumerGroupId::parse(&name) {
+                self.decide(&run, &consumer_group, vec![decision]);
+            }
+        }
+    }
+
+    /// Logs what the end of a lease decided; it has its effect when that is durable.
+    fn decide(&self, run: &RunId, consumer_group: &ConsumerGroupId, decisions: Vec<Decision>) {
+        for Decision::DropUndeliverable { unit } in decisions {
+            tracing::warn!(%run, %consumer_group, unit = unit.as_str(), "a unit is undeliverable");
+            let reason = DropReason::Undeliverable;
+            let (run, consumer_group) = (run.clone(), consumer_group.clone());
+            let record = Record::UnitDropped {
+                run: run.clone(),
+                consumer_group: consumer_group.clone(),
+                unit: unit.clone(),
+                reason,
+            };
+            self.log(&record, Some(Sequenced::UnitDropped { run, consumer_group, unit, reason }));
+        }
+    }
+
+    fn group_of(&self, id: ConsumerId) -> Option<(RunId, ConsumerGroupId)> {
+        self.consumers.get(&id).map(|consumer| (consumer.run.clone(), consumer.consumer_group.clone()))
+    }
+
+    fn group_mut(&mut self, run: &RunId, group: &ConsumerGroupId) -> Option<&mut ConsumerGroup<u64, UnitRows>> {
+        self.runs.get_mut(run)?.queue.group_mut(group.as_str())
+    }
+}
+
+fn unit_not_found(consumer_group: &ConsumerGroupId, unit: Option<&UnitId>) -> Refusal {
+    let message = match unit {
+        Some(unit) => format!("consumer group {consumer_group:?} has no undeliverable unit {:?}", unit.as_str()),
+        None => format!("there is no consumer group {consumer_group:?}"),
+    };
+    Refusal::new(Reason::UnitNotFound, message).field(if unit.is_some() { "unit_id" } else { "consumer_group" })
+}
+
+fn in_words(definition: &GroupDefinition) -> String {
+    let policy =
+        definition.policy.as_ref().map_or_else(|| "every policy".to_owned(), |policy| format!("policy {policy:?}"));
+    let unit = match definition.unit {
+        UnitKind::Row => "rows",
+        UnitKind::Rollout => "rollouts",
+    };
+    let longest = definition.max_row_tokens.map_or_else(String::new, |tokens| format!(" of at most {tokens} tokens"));
+    let ephemeral = if definition.ephemeral { ", ephemeral" } else { "" };
+    format!("{unit}{longest} of {policy}{ephemeral}")
+}

@@ -1,0 +1,72 @@
+//! What goes out: units to consumers that have credit, and news to those concerned.
+
+use crate::ids::{ConsumerGroupId, RunId};
+use crate::queue::ConsumerId;
+
+use super::consumers::{Consumer, ToConsumer, UnitDelivery};
+use super::{DISPATCH_AT_ONCE, Sequencer};
+
+/// Room in a consumer's line that is kept for news.
+const ROOM_FOR_NEWS: usize = 16;
+
+impl Sequencer {
+    /// Gives out what can go out in the runs where something has changed.
+    pub(super) fn dispatch(&mut self) {
+        let now_ms = self.store.clock.now_ms();
+        for run_id in std::mem::take(&mut self.stirred) {
+            let Some(run) = self.runs.get_mut(&run_id) else { continue };
+            let mut lost = Vec::new();
+            for (_, group) in run.queue.groups_mut() {
+                loop {
+                    let room = group.definition().ephemeral.then(|| {
+                        let members = group.consumers().filter_map(|facts| self.consumers.get(&facts.consumer));
+                        members.map(|member| member.sender.capacity().saturating_sub(ROOM_FOR_NEWS)).min().unwrap_or(0)
+                    });
+                    let most = room.unwrap_or(DISPATCH_AT_ONCE).min(DISPATCH_AT_ONCE);
+                    let kind = group.definition().unit;
+                    let deliveries = if most == 0 { Vec::new() } else { group.dispatch(now_ms, most) };
+                    let count = deliveries.len();
+                    for delivery in deliveries {
+                        let unit = Box::new(UnitDelivery {
+                            unit: delivery.unit,
+                            kind,
+                            rows: delivery.payload,
+                            tokens: delivery.tokens,
+                            delivery_number: delivery.delivery_number,
+                        });
+                        let consumer = self.consumers.get(&delivery.consumer);
+                        if consumer.is_none_or(|to| to.sender.try_send(ToConsumer::Unit(unit)).is_err()) {
+                            lost.push(delivery.consumer);
+                        }
+                    }
+                    if count < most || count == 0 {
+                        break;
+                    }
+                }
+            }
+            for consumer in lost {
+                self.leave(consumer);
+            }
+        }
+    }
+
+    /// Tells a consumer something. One whose line is full does not read: its subscription ends, and its units go to others.
+    pub(super) fn tell(&mut self, id: ConsumerId, news: ToConsumer) {
+        if self.consumers.get(&id).is_some_and(|consumer| consumer.sender.try_send(news).is_err()) {
+            tracing::warn!(consumer = id.0, "a consumer that does not read is let go");
+            self.leave(id);
+        }
+    }
+
+    pub(super) fn tell_members(
+        &mut self,
+        run: &RunId,
+        consumer_group: &ConsumerGroupId,
+        news: impl Fn(ConsumerId) -> ToConsumer,
+    ) {
+        let is_member = |member: &Consumer| member.run == *run && member.consumer_group == *consumer_group;
+        let members: Vec<_> =
+            self.consumers.iter().filter(|(_, member)| is_member(member)).map(|(id, _)| *id).collect();
+        members.into_iter().for_each(|id| self.tell(id, news(id)));
+    }
+}

@@ -1,0 +1,309 @@
+//! Finalised rollouts: units for every consumer group, until all are settled; then a tombstone.
+
+use std::sync::Arc;
+
+use crate::forest::plan::PolicyPlan;
+use crate::group::{Group, Member};
+use crate::ids::{ConsumerGroupId, GroupId, Name, RolloutRef, RunId, rollout_unit_id, row_id};
+use crate::limits;
+use crate::queue::{ConsumerGroup, GroupDefinition, NewUnit, QueueEffect, UnitId, UnitKind};
+use crate::rollout::FinalisedRollout;
+use crate::rollout::event::{Discarded, Disposition};
+use crate::telemetry::{EndReason, RolloutEnd};
+
+use super::super::effect::{Ended, Outcome};
+use super::super::{RolloutKey, Slot, figures};
+use super::{Sequencer, ToConsumer, Tombstone};
+use crate::log::Position;
+
+/// A finalised rollout that is not retired.
+#[derive(Clone)]
+pub struct Retained {
+    pub(super) key: Option<RolloutKey>,
+    attempt: u32,
+    rollout: Arc<FinalisedRollout>,
+    unix_ms: u64,
+    at_ms: u64,
+    plans: Vec<Arc<PolicyPlan>>,
+}
+
+/// The rows of one unit, not gathered yet.
+#[derive(Clone)]
+pub struct UnitRows {
+    /// The rollout and attempt that they are of.
+    pub about: RolloutRef,
+    /// The rollout.
+    pub rollout: Arc<FinalisedRollout>,
+    /// When it was finalised, milliseconds since the Unix epoch.
+    pub finalised_unix_ms: u64,
+    /// When it was finalised, on the store's clock.
+    pub finalised_at_ms: u64,
+    /// The plans of the policies that the consumer group takes, by name.
+    pub plans: Vec<Arc<PolicyPlan>>,
+    /// Of one row only: its plan and its place there.
+    pub only: Option<(usize, usize)>,
+}
+
+impl Retained {
+    pub(super) fn new(attempt: u32, rollout: Arc<FinalisedRollout>, unix_ms: u64, at_ms: u64) -> Self {
+        let plans = rollout.policies().iter().map(|policy| Arc::new(rollout.plan(policy, None))).collect();
+        Self { key: None, attempt, rollout, unix_ms, at_ms, plans }
+    }
+
+    /// Rows of all policies, whatever their length.
+    pub(super) fn row_count(&self) -> u64 {
+        self.plans.iter().map(|plan| plan.rows.len() as u64).sum()
+    }
+
+    /// The units that a consumer group gets of it.
+    fn units(&self, key: &RolloutKey, definition: &GroupDefinition) -> Vec<NewUnit<UnitRows>> {
+        let takes = |policy: &Name| definition.policy.as_ref().is_none_or(|taken| taken == policy.as_str());
+        let plans = if definition.policy.is_none() && definition.max_row_tokens.is_none() {
+            self.plans.clone()
+        } else {
+            let policies = self.plans.iter().map(|plan| &plan.policy).filter(|policy| takes(policy));
+            policies.map(|policy| Arc::new(self.rollout.plan(policy, definition.max_row_tokens))).collect()
+        };
+        let about = RolloutRef {
+            run: key.run.clone(),
+            group: self.rollout.facts().group.clone(),
+            rollout: key.rollout.clone(),
+            attempt: self.attempt,
+        };
+        let unit = |only| UnitRows {
+            about: about.clone(),
+            rollout: Arc::clone(&self.rollout),
+            finalised_unix_ms: self.unix_ms,
+            finalised_at_ms: self.at_ms,
+            plans: plans.clone(),
+            only,
+        };
+        match definition.unit {
+            UnitKind::Row => {
+                let rows = plans
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(at, plan)| plan.rows.iter().enumerate().map(move |row| (at, plan, row)));
+                let new = rows.map(|(at, plan, (place, row))| {
+                    let leaf = self.rollout.facts().forest.call(row.leaf).id();
+                    let id = row_id(&key.run, &key.rollout, self.attempt, &plan.policy, leaf);
+                    NewUnit { id: UnitId::new(id), tokens: u64::from(row.tokens), payload: unit(Some((at, place))) }
+                });
+                new.collect()
+            }
+            UnitKind::Rollout => {
+                let tokens: u64 = plans.iter().flat_map(|plan| &plan.rows).map(|row| u64::from(row.tokens)).sum();
+                if plans.iter().all(|plan| plan.rows.is_empty()) {
+                    return Vec::new();
+                }
+                let policy = definition.policy.as_deref().and_then(|policy| Name::parse(policy).ok());
+                let id = rollout_unit_id(&key.run, &key.rollout, self.attempt, policy.as_ref());
+                vec![NewUnit { id: UnitId::new(id), tokens, payload: unit(None) }]
+            }
+        }
+    }
+}
+
+impl Sequencer {
+    /// Queues the rows of a rollout that was finalised.
+    pub(super) fn finalised(&mut self, key: RolloutKey, mut retained: Retained) {
+        if !self.is_current(&key, &retained) {
+            return;
+        }
+        let Some(run) = self.runs.get_mut(&key.run) else { return };
+        if let Some(group) = retained.rollout.facts().group.as_ref().and_then(|group| run.groups.get_mut(group)) {
+            group.closed(&key.rollout, Member::Finalised);
+        }
+        figures::finalised(&run.shared.metrics, &retained.rollout, retained.plans.iter().map(Arc::as_ref));
+        run.ledger.finalised(&retained.rollout, retained.plans.iter().map(Arc::as_ref));
+        retained.key = Some(key.clone());
+        let number = run.finalised_count;
+        run.finalised_count += 1;
+        let now_ms = self.store.clock.now_ms();
+        let mut effects = Vec::new();
+        for (name, group) in run.queue.groups_mut() {
+            let units = retained.units(&key, group.definition());
+            let name = name.to_owned();
+            effects.extend(group.push(number, units, now_ms).into_iter().map(|effect| (name.clone(), effect)));
+        }
+        let has_rows = retained.row_count() > 0;
+        run.retained.insert(number, retained);
+        self.stirred.insert(key.run.clone());
+        for (consumer_group, effect) in effects {
+            self.queue_effect(&key.run, &consumer_group, effect);
+        }
+        if !has_rows {
+            self.retire_if_settled(&key.run, number, true);
+        }
+    }
+
+    /// Whether the rollout's place still holds this finalised rollout: its run may have been deleted meanwhile.
+    fn is_current(&self, key: &RolloutKey, retained: &Retained) -> bool {
+        let Some(entry) = self.store.entry(key) else { return false };
+        let slot = entry.slot.lock();
+        match &*slot {
+            Slot::Live(live) => live.rollout.finalised().is_some_and(|rollout| Arc::ptr_eq(rollout, &retained.rollout)),
+            Slot::Ended(..) | Slot::Removed => false,
+        }
+    }
+
+    pub(super) fn discarded(&mut self, key: &RolloutKey, group: Option<&GroupId>, discarded: &Discarded, calls: u64) {
+        let reason = EndReason::from_text(&discarded.reason);
+        self.calls_gone(&key.run, reason, calls);
+        let now = match discarded.disposition {
+            Disposition::Final => Member::Out,
+            Disposition::WillRetry => Member::WillRetry,
+        };
+        let run = self.runs.get_mut(&key.run);
+        if let Some(run) = &run {
+            run.shared.metrics.rollout_ended(RolloutEnd::Discarded(reason));
+        }
+        if let Some(group) = run.and_then(|run| run.groups.get_mut(group?)) {
+            group.closed(&key.rollout, now);
+        }
+        self.bury(Tombstone::Rollout(key.clone()), &key.run);
+    }
+
+    /// Makes a consumer group, and gives it what was finalised before it if it wants that. Live and in replay.
+    pub(in crate::store) fn make_consumer_group(
+        &mut self,
+        run_id: &RunId,
+        name: &ConsumerGroupId,
+        definition: GroupDefinition,
+        from_earliest: bool,
+    ) {
+        let now_ms = self.store.clock.now_ms();
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        run.making.remove(name);
+        if run.queue.group(name.as_str()).is_some() {
+            return;
+        }
+        let group = run.queue.apply_group(name.as_str(), definition.clone(), now_ms);
+        let mut effects = Vec::new();
+        if from_earliest {
+            for (number, retained) in &run.retained {
+                if let Some(key) = &retained.key {
+                    effects.extend(group.push(*number, retained.units(key, &definition), now_ms));
+                }
+            }
+        }
+        self.stirred.insert(run_id.clone());
+        for effect in effects {
+            self.queue_effect(run_id, name.as_str(), effect);
+        }
+    }
+
+    /// Does something to units of a consumer group, and takes what comes of it.
+    pub(super) fn settle(
+        &mut self,
+        run_id: &RunId,
+        name: &ConsumerGroupId,
+        units: &[UnitId],
+        settle: impl Fn(&mut ConsumerGroup<u64, UnitRows>, &UnitId) -> Vec<QueueEffect<u64>>,
+    ) {
+        let Some(group) = self.runs.get_mut(run_id).and_then(|run| run.queue.group_mut(name.as_str())) else { return };
+        let effects: Vec<_> = units.iter().flat_map(|unit| settle(group, unit)).collect();
+        self.stirred.insert(run_id.clone());
+        for effect in effects {
+            self.queue_effect(run_id, name.as_str(), effect);
+        }
+    }
+
+    fn queue_effect(&mut self, run: &RunId, consumer_group: &str, effect: QueueEffect<u64>) {
+        match effect {
+            QueueEffect::SourceSettled { source } => self.retire_if_settled(run, source, false),
+            QueueEffect::SourceReopened { .. } => {}
+            QueueEffect::LineOverflowed { units, tokens } => {
+                tracing::warn!(%run, consumer_group, units, tokens, "a slow reader of rows was passed over");
+                if let Ok(name) = ConsumerGroupId::parse(consumer_group) {
+                    self.tell_members(run, &name, |_| ToConsumer::Skipped { units });
+                }
+            }
+        }
+    }
+
+    /// Retires a rollout when no consumer group holds it. With no consumer group that holds anything back, its rows wait; one
+    /// without rows has nothing to wait for.
+    fn retire_if_settled(&mut self, run_id: &RunId, number: u64, without_rows: bool) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let lasting = || run.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
+        let held = lasting().any(|(_, group)| group.holds(&number) || group.has_undeliverable(&number));
+        if held || !(lasting().next().is_some() || without_rows) {
+            return;
+        }
+        let Some(Retained { key: Some(key), attempt, rollout, .. }) = run.retained.remove(&number) else { return };
+        run.queue.forget_source(&number);
+        let group = rollout.facts().group.clone();
+        let is_over = group.as_ref().is_some_and(|group| run.groups.get(group).is_some_and(Group::is_over));
+        run.shared.metrics.rollout_ended(RolloutEnd::Retired);
+        if let Some(entry) = self.store.entry(&key) {
+            let mut slot = entry.slot.lock();
+            let position = match &*slot {
+                Slot::Live(live) if live.attempt == attempt => live.last_position,
+                Slot::Live(_) | Slot::Ended(..) | Slot::Removed => Position::default(),
+            };
+            let ended = Ended { attempt, outcome: Outcome::Retired, reason: "acknowledged".to_owned() };
+            *slot = Slot::Ended(ended, position);
+        }
+        self.bury(Tombstone::Rollout(key), run_id);
+        if let Some(group) = group.filter(|_| is_over) {
+            self.bury(Tombstone::Group(run_id.clone(), group), run_id);
+        }
+    }
+
+    /// Remembers what ended, for as long as its run says and as many as there may be.
+    fn bury(&mut self, tombstone: Tombstone, run: &RunId) {
+        let retention_ms = self.runs.get(run).map_or(0, |run| run.settings_now().tombstone_retention_ms);
+        let expires_ms = self.store.clock.now_ms().saturating_add(retention_ms);
+        self.tombstones.insert((expires_ms, self.tombstone_count), tombstone);
+        self.tombstone_count += 1;
+        while self.tombstones.len() > limits::TOMBSTONES_MAX
+            && let Some((_, oldest)) = self.tombstones.pop_first()
+        {
+            self.forget(oldest);
+        }
+    }
+
+    pub(super) fn expire_tombstones(&mut self, now_ms: u64) {
+        while let Some(first) = self.tombstones.first_entry() {
+            if first.key().0 > now_ms {
+                return;
+            }
+            let expired = first.remove();
+            self.forget(expired);
+        }
+    }
+
+    fn forget(&mut self, tombstone: Tombstone) {
+        match tombstone {
+            Tombstone::Rollout(key) => {
+                let Some(entry) = self.store.entry(&key) else { return };
+                let mut slot = entry.slot.lock();
+                let ended = matches!(&*slot, Slot::Ended(..));
+                if ended {
+                    *slot = Slot::Removed;
+                }
+                drop(slot);
+                if ended {
+                    self.store.rollouts.remove(&key);
+                }
+            }
+            Tombstone::Group(run, id) => {
+                if let Some(run) = self.runs.get_mut(&run)
+                    && run.groups.get(&id).is_some_and(Group::is_over)
+                {
+                    run.groups.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// Whether this unit is one of a rollout that was retired: all groups acknowledged it.
+    pub(super) fn was_retired(&self, run: &RunId, unit: &UnitId) -> bool {
+        let found = unit.as_str().split('/').nth(1).and_then(crate::ids::percent_decoded);
+        let Some(rollout) = found.and_then(|text| crate::ids::RolloutId::parse(&text).ok()) else { return false };
+        let Some(entry) = self.store.entry(&RolloutKey { run: run.clone(), rollout }) else { return false };
+        let slot = entry.slot.lock();
+        matches!(&*slot, Slot::Ended(ended, _) if ended.outcome == Outcome::Retired)
+    }
+}

@@ -1,0 +1,271 @@
+//! The sequencing task: the one owner of runs, groups and queues.
+//!
+//! It takes the effects of records in the order of their positions, once durable, and commands from the edge in the order in
+//! which they come. What it decides is a record before it has effects. It admits rollouts ([`admit`]), takes finalised ones and
+//! retires them ([`finished`]), serves consumers ([`consumers`]), and keeps runs ([`runs`]).
+//!
+//! Each step is a plain synchronous function; the loop only picks the next one.
+
+mod admit;
+mod consumers;
+mod dispatch;
+mod figures;
+mod finished;
+mod runs;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::Refusal;
+use crate::group::Group;
+use crate::ids::{ConsumerGroupId, GroupId, RolloutRef, RunId};
+use crate::log::{Position, Record};
+use crate::queue::{ConsumerId, Place, Queue, UnitId};
+use crate::rollout::run_settings::RunSettings;
+
+use super::effect::Sequenced;
+use super::{RolloutKey, Run, Store};
+
+pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery, Waiting};
+pub use finished::{Retained, UnitRows};
+pub use runs::{DeletedRun, RunFacts};
+
+/// Asks whether a rollout, its group, or its group's size may be.
+#[derive(Debug)]
+pub struct Admission {
+    /// The rollout.
+    pub reference: RolloutRef,
+    /// Its group's size, if it was said.
+    pub group_size: Option<u32>,
+}
+
+/// What the sequencing task is asked.
+pub enum Command {
+    /// May this rollout be opened, or join its group?
+    Admit(Admission, oneshot::Sender<Result<(), Refusal>>),
+    /// Make a run.
+    CreateRun(RunId, Arc<RunSettings>, oneshot::Sender<Result<RunFacts, Refusal>>),
+    /// Give a run new settings, if it has this version (0: any).
+    UpdateRun(RunId, Arc<RunSettings>, u64, oneshot::Sender<Result<RunFacts, Refusal>>),
+    /// Delete a run with all that is in it, if it is empty or by force.
+    DeleteRun(RunId, bool, oneshot::Sender<Result<DeletedRun, Refusal>>),
+    /// A consumer wants units.
+    Subscribe(Box<Subscription>, oneshot::Sender<Result<Subscribed, Refusal>>),
+    /// A consumer is gone.
+    Leave(ConsumerId),
+    /// A consumer acknowledges units.
+    Ack(ConsumerId, Vec<UnitId>),
+    /// A consumer gives units back, to be given out again after a delay in milliseconds.
+    Nack(ConsumerId, Vec<UnitId>, Option<u64>),
+    /// A consumer's window of tokens.
+    Credit(ConsumerId, u64),
+    /// A consumer is alive.
+    SignOfLife(ConsumerId),
+    /// A consumer's line has room again.
+    Room(ConsumerId),
+    /// What does a consumer wait for?
+    Waiting(ConsumerId, oneshot::Sender<Option<Waiting>>),
+    /// Release an undeliverable unit by hand, or drop it for good.
+    ReleaseUnit {
+        /// Its run.
+        run: RunId,
+        /// The consumer group.
+        consumer_group: ConsumerGroupId,
+        /// The unit.
+        unit: UnitId,
+        /// Whether it counts as acknowledged instead of being given out again.
+        drop: bool,
+        /// The answer.
+        reply: oneshot::Sender<Result<(), Refusal>>,
+    },
+    /// Wait until all records so far are applied.
+    Barrier(oneshot::Sender<()>),
+}
+
+/// A run, as the sequencing task has it.
+pub(super) struct RunState {
+    pub(super) shared: Arc<Run>,
+    /// By version, from 1.
+    pub(super) settings: Vec<Arc<RunSettings>>,
+    pub(super) groups: BTreeMap<GroupId, Group>,
+    pub(super) queue: Queue<u64, UnitRows>,
+    /// Finalised rollouts that are not retired, in the order in which they were finalised.
+    pub(super) retained: BTreeMap<u64, Retained>,
+    pub(super) finalised_count: u64,
+    pub(super) ledger: figures::RunLedger,
+    /// Consumer groups whose record is on its way.
+    pub(super) making: BTreeSet<ConsumerGroupId>,
+}
+
+/// Something remembered for a while after it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Tombstone {
+    Rollout(RolloutKey),
+    Group(RunId, GroupId),
+}
+
+/// The state of the sequencing task.
+pub struct Sequencer {
+    store: Arc<Store>,
+    runs: BTreeMap<RunId, RunState>,
+    consumers: HashMap<ConsumerId, consumers::Consumer>,
+    /// Subscriptions that wait for their consumer group to be made.
+    waiting_subscriptions: Vec<(Box<Subscription>, oneshot::Sender<Result<Subscribed, Refusal>>)>,
+    /// In the order in which they expire: (milliseconds of the clock, number).
+    tombstones: BTreeMap<(u64, u64), Tombstone>,
+    tombstone_count: u64,
+    /// Runs in which something may go out.
+    stirred: BTreeSet<RunId>,
+    figures_at_ms: u64,
+}
+
+/// Units given out to one consumer group before others have their turn.
+const DISPATCH_AT_ONCE: usize = 64;
+/// Commands taken in one turn before what became of them goes out.
+const COMMANDS_AT_ONCE: usize = 256;
+
+impl Sequencer {
+    /// The owner of a store's runs, groups and queues; there are none yet.
+    #[must_use]
+    pub fn new(store: Arc<Store>) -> Self {
+        Self {
+            store,
+            runs: BTreeMap::new(),
+            consumers: HashMap::new(),
+            waiting_subscriptions: Vec::new(),
+            tombstones: BTreeMap::new(),
+            tombstone_count: 0,
+            stirred: BTreeSet::new(),
+            figures_at_ms: 0,
+        }
+    }
+
+    pub(in crate::store) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Every group, with its run.
+    pub(in crate::store) fn all_groups(&self) -> impl Iterator<Item = (&RunId, &GroupId, &Group)> {
+        self.runs.iter().flat_map(|(run, state)| state.groups.iter().map(move |(id, group)| (run, id, group)))
+    }
+
+    /// Every unit of a consumer group that lasts: its run, consumer group and id, and where it stands.
+    pub(in crate::store) fn all_units(&self) -> Vec<(RunId, String, String, Place)> {
+        let mut all = Vec::new();
+        for (run, state) in &self.runs {
+            for (name, group) in state.queue.groups().filter(|(_, group)| !group.definition().ephemeral) {
+                for (unit, place) in group.units() {
+                    all.push((run.clone(), name.to_owned(), unit.as_str().to_owned(), place));
+                }
+            }
+        }
+        all
+    }
+
+    /// Works until nobody can give it commands any more, or `stop` is done.
+    pub async fn run(mut self, mut commands: mpsc::Receiver<Command>, stop: impl Future<Output = ()>) -> Self {
+        tokio::pin!(stop);
+        let store = Arc::clone(&self.store);
+        loop {
+            let deadline = self.next_deadline_ms();
+            tokio::select! {
+                biased;
+                effects = store.journal.next() => {
+                    effects.into_iter().for_each(|(position, effect)| self.apply(position, effect));
+                }
+                command = commands.recv() => {
+                    let Some(command) = command else { return self };
+                    self.command(command);
+                    let more = std::iter::from_fn(|| commands.try_recv().ok());
+                    let more: VecDeque<Command> = more.take(COMMANDS_AT_ONCE).collect();
+                    more.into_iter().for_each(|command| self.command(command));
+                }
+                () = store.clock.wait_until(Some(deadline)) => self.tick(),
+                () = &mut stop => return self,
+            }
+            self.dispatch();
+        }
+    }
+
+    /// Takes what a durable record means.
+    pub(super) fn apply(&mut self, _position: Position, effect: Sequenced) {
+        match effect {
+            Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms } => {
+                self.finalised(key, Retained::new(attempt, rollout, unix_ms, at_ms));
+            }
+            Sequenced::Discarded { key, group, discarded, calls } => {
+                self.discarded(&key, group.as_ref(), &discarded, calls);
+            }
+            Sequenced::ConsumerGroup { run, consumer_group, definition, from_earliest } => {
+                self.make_consumer_group(&run, &consumer_group, definition, from_earliest);
+                self.resume_subscriptions(&run, &consumer_group);
+            }
+            Sequenced::Acknowledged { run, consumer_group, units } => {
+                self.settle(&run, &consumer_group, &units, |group, unit| group.apply_ack(unit));
+            }
+            Sequenced::UnitDropped { run, consumer_group, unit, reason } => {
+                self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
+                    group.apply_drop(unit, reason)
+                });
+                self.tell_members(&run, &consumer_group, |_| ToConsumer::Dropped { unit: unit.clone(), reason });
+            }
+            Sequenced::UnitReleased { run, consumer_group, unit } => {
+                self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
+                    group.apply_release(unit)
+                });
+            }
+            Sequenced::Acks { consumer, results } => self.tell(consumer, ToConsumer::Acks(results)),
+            Sequenced::Reached(reply) => drop(reply.send(())),
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        // Who asked may be gone by now; then nobody wants the answer.
+        match command {
+            Command::Admit(admission, reply) => drop(reply.send(self.admit(&admission))),
+            Command::CreateRun(run, settings, reply) => drop(reply.send(self.create_run(&run, settings))),
+            Command::UpdateRun(run, settings, version, reply) => {
+                drop(reply.send(self.update_run(&run, settings, version)));
+            }
+            Command::DeleteRun(run, force, reply) => drop(reply.send(self.delete_run(&run, force))),
+            Command::Subscribe(subscription, reply) => self.subscribe(subscription, reply),
+            Command::Leave(consumer) => self.leave(consumer),
+            Command::Ack(consumer, units) => self.ack(consumer, units),
+            Command::Nack(consumer, units, delay_ms) => self.nack(consumer, &units, delay_ms),
+            Command::Credit(consumer, tokens) => self.credit(consumer, tokens),
+            Command::SignOfLife(consumer) => self.sign_of_life(consumer),
+            Command::Room(consumer) => self.room(consumer),
+            Command::Waiting(consumer, reply) => drop(reply.send(self.waiting(consumer))),
+            Command::ReleaseUnit { run, consumer_group, unit, drop: for_good, reply } => {
+                drop(reply.send(self.release_unit(&run, &consumer_group, &unit, for_good)));
+            }
+            Command::Barrier(reply) => self.store.journal.after_last(Sequenced::Reached(reply)),
+        }
+    }
+
+    /// Logs what was decided here, with its effect.
+    fn log(&self, record: &Record, effect: Option<Sequenced>) -> Position {
+        self.store.journal.append(self.store.journal.frame(record), effect)
+    }
+
+    fn next_deadline_ms(&self) -> u64 {
+        let queues = self.runs.values().filter_map(|run| run.queue.next_deadline_ms());
+        let tombstones = self.tombstones.keys().next().map(|(expires_ms, _)| *expires_ms);
+        queues.chain(tombstones).min().unwrap_or(u64::MAX).min(self.figures_at_ms)
+    }
+
+    fn tick(&mut self) {
+        let now_ms = self.store.clock.now_ms();
+        self.tick_queues(now_ms);
+        self.expire_tombstones(now_ms);
+        if self.figures_at_ms <= now_ms {
+            self.figures_at_ms = now_ms.saturating_add(FIGURES_EVERY_MS);
+            self.record_figures();
+        }
+    }
+}
+
+/// How often gauges are set.
+const FIGURES_EVERY_MS: u64 = 1000;

@@ -1,0 +1,191 @@
+//! Runs: made when first heard of or by hand, changed by version, deleted with all that is in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+
+use crate::error::{Reason, Refusal};
+use crate::ids::RunId;
+use crate::limits;
+use crate::log::Record;
+use crate::queue::{Queue, QueueBounds};
+use crate::rollout::run_settings::{RunSettings, StartPosition};
+
+use super::super::{Entry, RolloutKey, Run, RunCounts, Slot};
+use super::figures::RunLedger;
+use super::{Retained, RunState, Sequencer, ToConsumer, Tombstone};
+
+/// A run, for who asks.
+#[derive(Clone, Debug)]
+pub struct RunFacts {
+    /// Its settings now.
+    pub settings: Arc<RunSettings>,
+    /// Their version, from 1.
+    pub settings_version: u64,
+    /// When it was made, milliseconds since the Unix epoch.
+    pub created_unix_ms: u64,
+}
+
+/// What was in a run when it was deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeletedRun {
+    /// Rollouts that took events.
+    pub open_rollouts: u64,
+    /// Rows that not every consumer group had acknowledged.
+    pub unacknowledged_rows: u64,
+}
+
+impl RunState {
+    pub(super) fn settings_now(&self) -> &Arc<RunSettings> {
+        &self.settings[self.settings.len() - 1]
+    }
+
+    /// The version of the settings now, from 1.
+    pub(super) fn settings_version(&self) -> u64 {
+        self.settings.len() as u64
+    }
+
+    fn facts(&self) -> RunFacts {
+        RunFacts {
+            settings: Arc::clone(self.settings_now()),
+            settings_version: self.settings_version(),
+            created_unix_ms: self.shared.created_unix_ms,
+        }
+    }
+}
+
+impl Sequencer {
+    /// A run, made with the defaults if it is not there.
+    pub(super) fn run_or_new(&mut self, run: &RunId) -> Result<&mut RunState, Refusal> {
+        if !self.runs.contains_key(run) {
+            self.add_run(run, Arc::new(RunSettings::with_defaults()))?;
+        }
+        self.runs.get_mut(run).ok_or_else(|| Refusal::new(Reason::Internal, "a run that was just made is gone"))
+    }
+
+    pub(super) fn create_run(&mut self, run: &RunId, settings: Arc<RunSettings>) -> Result<RunFacts, Refusal> {
+        if self.runs.contains_key(run) {
+            let message = format!("run {run:?} is there; change it with UpdateRunSettings");
+            return Err(Refusal::new(Reason::RunExists, message).field("run_id"));
+        }
+        self.add_run(run, settings)?;
+        self.run_or_new(run).map(|run| run.facts())
+    }
+
+    pub(super) fn update_run(
+        &mut self,
+        run: &RunId,
+        settings: Arc<RunSettings>,
+        version: u64,
+    ) -> Result<RunFacts, Refusal> {
+        let Some(state) = self.runs.get(run) else { return Err(run_not_found(run)) };
+        let now = state.settings_version();
+        if version != 0 && version != now {
+            let message = format!("the settings of run {run:?} are at version {now}, not {version}; read them again");
+            return Err(Refusal::new(Reason::SettingsVersionConflict, message).field("expected_settings_version"));
+        }
+        let record = Record::Run { run: run.clone(), settings_version: now + 1, settings: Arc::clone(&settings) };
+        self.log(&record, None);
+        self.apply_run(run, settings);
+        self.run_or_new(run).map(|run| run.facts())
+    }
+
+    fn add_run(&mut self, run: &RunId, settings: Arc<RunSettings>) -> Result<(), Refusal> {
+        if self.runs.len() >= limits::RUNS_MAX {
+            let message = format!("the service has {} runs, as many as it may; delete one", limits::RUNS_MAX);
+            return Err(Refusal::new(Reason::ServiceFull, message).field("run_id"));
+        }
+        let record = Record::Run { run: run.clone(), settings_version: 1, settings: Arc::clone(&settings) };
+        self.log(&record, None);
+        self.apply_run(run, settings);
+        Ok(())
+    }
+
+    /// Makes a run, or gives it new settings. Live and in replay.
+    pub(in crate::store) fn apply_run(&mut self, run: &RunId, settings: Arc<RunSettings>) {
+        let lease_ms = settings.lease_ms;
+        let state = self.runs.entry(run.clone()).or_insert_with(|| {
+            let created_unix_ms = self.store.clock.unix_ms();
+            let metrics = self.store.telemetry.run(run);
+            let settings = Mutex::new((0, Arc::clone(&settings)));
+            let shared = Run { settings, created_unix_ms, counts: RunCounts::default(), metrics };
+            let bounds = QueueBounds {
+                lease_ms,
+                max_units_in_flight: limits::CONSUMER_UNITS_IN_FLIGHT_MAX,
+                max_consumers: limits::CONSUMER_GROUP_MEMBERS_MAX,
+                max_consumer_groups: limits::RUN_CONSUMER_GROUPS_MAX,
+                ..QueueBounds::default()
+            };
+            RunState {
+                shared: Arc::new(shared),
+                settings: Vec::new(),
+                groups: BTreeMap::new(),
+                queue: Queue::new(bounds),
+                retained: BTreeMap::new(),
+                finalised_count: 0,
+                ledger: RunLedger::default(),
+                making: BTreeSet::new(),
+            }
+        });
+        state.settings.push(Arc::clone(&settings));
+        *state.shared.settings.lock() = (state.settings.len() as u64, Arc::clone(&settings));
+        self.store.runs.insert(run.clone(), Arc::clone(&state.shared));
+        for (consumer_group, declared) in &settings.consumer_groups {
+            let definition = super::consumers::definition(declared, settings.max_deliveries, false);
+            let from_earliest = declared.start == StartPosition::Earliest;
+            self.make_consumer_group(run, consumer_group, definition, from_earliest);
+        }
+    }
+
+    pub(super) fn delete_run(&mut self, run: &RunId, force: bool) -> Result<DeletedRun, Refusal> {
+        let Some(state) = self.runs.get(run) else { return Err(run_not_found(run)) };
+        let rows = state.retained.values().map(Retained::row_count).sum();
+        let open = state.shared.counts.open.load(Ordering::Relaxed);
+        if !force && (open > 0 || rows > 0) {
+            let message = format!(
+                "run {run:?} has {open} open rollouts and {rows} rows that are not acknowledged; finish them, or force"
+            );
+            return Err(Refusal::new(Reason::RunNotEmpty, message).field("force"));
+        }
+        // Nobody may log anything of its rollouts after the record that deletes them.
+        self.rollouts_of(run).into_iter().for_each(|(_, entry)| *entry.slot.lock() = Slot::Removed);
+        self.log(&Record::RunDeleted { run: run.clone() }, None);
+        self.apply_run_deleted(run);
+        Ok(DeletedRun { open_rollouts: open, unacknowledged_rows: rows })
+    }
+
+    /// Removes a run and all that is in it. Live and in replay.
+    pub(in crate::store) fn apply_run_deleted(&mut self, run: &RunId) {
+        self.runs.remove(run);
+        self.store.runs.remove(run);
+        self.stirred.remove(run);
+        self.store.telemetry.forget_run(run);
+        self.tombstones.retain(|_, tombstone| match tombstone {
+            Tombstone::Rollout(key) => key.run != *run,
+            Tombstone::Group(of, _) => of != run,
+        });
+        let members: Vec<_> =
+            self.consumers.iter().filter(|(_, member)| member.run == *run).map(|(id, _)| *id).collect();
+        for id in members {
+            if let Some(member) = self.consumers.remove(&id) {
+                // A full line ends with its channel all the same.
+                let _ = member.sender.try_send(ToConsumer::Ended(run_not_found(run)));
+            }
+        }
+        for (key, entry) in self.rollouts_of(run) {
+            *entry.slot.lock() = Slot::Removed;
+            self.store.rollouts.remove(&key);
+        }
+    }
+
+    fn rollouts_of(&self, run: &RunId) -> Vec<(RolloutKey, Arc<Entry>)> {
+        let of_run = self.store.rollouts.iter().filter(|entry| entry.key().run == *run);
+        of_run.map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect()
+    }
+}
+
+pub(super) fn run_not_found(run: &RunId) -> Refusal {
+    Refusal::new(Reason::RunNotFound, format!("there is no run {run:?}")).field("run_id")
+}
