@@ -206,10 +206,12 @@ fn sentences(errors: figment::Error) -> String {
         .into_iter()
         .map(|error| {
             let key = error.path.join(".");
-            let from = error.metadata.as_ref().map_or_else(String::new, |from| match &from.source {
-                Some(source) => format!(" (in {}, {source})", from.name),
-                None => format!(" (in {})", from.name),
-            });
+            let from = match error.metadata.as_ref().map(|from| (&from.source, &from.name)) {
+                None => String::new(),
+                Some((Some(figment::Source::Code(_)), _)) => " (on the command line)".to_owned(),
+                Some((Some(source), name)) => format!(" (in {name}, {source})"),
+                Some((None, name)) => format!(" (in {name})"),
+            };
             let separator = if key.is_empty() { "" } else { ": " };
             format!("{key}{separator}{}{from}", error.kind)
         })

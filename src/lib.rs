@@ -4,6 +4,7 @@
 //! rollout's forest, and streams finished rows to trainers, in which every sampled token is trained exactly once,
 //! under exactly the context it was sampled in. `src/ARCHITECTURE.md` is the map of this crate.
 
+pub mod config;
 pub mod error;
 pub mod forest;
 pub mod group;
@@ -15,5 +16,6 @@ pub mod proto;
 pub mod queue;
 pub mod rollout;
 pub mod rpc;
+pub mod service;
 pub mod store;
 pub mod telemetry;

@@ -26,7 +26,10 @@ pub async fn connect(address: &str) -> Result<Channel, Failure> {
         .initial_connection_window_size(limits::HTTP2_CONNECTION_WINDOW_BYTES)
         .max_frame_size(limits::HTTP2_FRAME_BYTES);
     endpoint.connect().await.map_err(|error| {
-        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        let mut cause: &dyn std::error::Error = &error;
+        while let Some(deeper) = cause.source() {
+            cause = deeper;
+        }
         Failure::Failed(format!("cannot connect to {address}: {cause}; is `hedgerow serve` running there?"))
     })
 }

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::forest::call::CallIndex;
-use crate::ids::{RolloutId, RunId};
+use crate::ids::{RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::journal::Journal;
 use crate::log::{Log, Position};
@@ -46,6 +46,14 @@ pub struct RolloutKey {
     pub run: RunId,
     /// Its id.
     pub rollout: RolloutId,
+}
+
+impl RolloutRef {
+    /// The rollout, over all its attempts.
+    #[must_use]
+    pub fn key(&self) -> RolloutKey {
+        RolloutKey { run: self.run.clone(), rollout: self.rollout.clone() }
+    }
 }
 
 /// A rollout's place in the map. A removed one is marked, so that who found it looks up again.
@@ -94,7 +102,7 @@ pub struct Run {
     /// How many rollouts stand where.
     pub counts: RunCounts,
     /// Its figures.
-    pub(crate) metrics: Arc<RunMetrics>,
+    pub metrics: Arc<RunMetrics>,
 }
 
 /// How many rollouts of a run stand where.
@@ -180,6 +188,18 @@ impl Store {
         if !self.journal.is_durable(position) {
             self.journal.durable(position).await;
         }
+    }
+
+    /// Whether what was judged from this position may be answered now.
+    #[must_use]
+    pub fn is_durable(&self, position: Position) -> bool {
+        self.journal.is_durable(position)
+    }
+
+    /// The last position given.
+    #[must_use]
+    pub fn last_position(&self) -> Position {
+        self.journal.last()
     }
 
     /// Waits for room for a message of so many bytes, which is given back when the permit is dropped.

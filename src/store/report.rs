@@ -12,6 +12,7 @@ use crate::forest::link::Verdict;
 use crate::ids::RolloutRef;
 use crate::log::{Position, Record};
 use crate::rollout::event::{Effect, Event, RolloutRecord};
+use crate::rollout::view::RolloutView;
 use crate::rollout::{Judgement, Rollout};
 
 use super::effect::{Ended, Notice, Outcome, Sequenced};
@@ -69,7 +70,7 @@ impl Store {
         mut event: Event,
         describe: impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
     ) -> Answer<T> {
-        let key = RolloutKey { run: reference.run.clone(), rollout: reference.rollout.clone() };
+        let key = reference.key();
         let mut reported = Reported { reference, key: &key, reporter, admitted: false };
         for _ in 0..TRIES_MAX {
             event = match self.try_report(&reported, event, &describe) {
@@ -94,6 +95,47 @@ impl Store {
             Slot::Live(live) => Some(Ok(read(&mut live.rollout))),
             Slot::Ended(ended, _) => Some(Err(ended.clone())),
             Slot::Removed => None,
+        }
+    }
+
+    /// Reads a rollout with what its place knows of it, or how it ended.
+    pub fn show<T>(&self, key: &RolloutKey, read: impl FnOnce(RolloutView<'_>) -> T) -> Option<Result<T, Ended>> {
+        let entry = self.entry(key)?;
+        let mut slot = entry.slot.lock();
+        let live = match &mut *slot {
+            Slot::Live(live) => live,
+            Slot::Ended(ended, _) => return Some(Err(ended.clone())),
+            Slot::Removed => return None,
+        };
+        let facts = live.rollout.facts();
+        let about = RolloutRef {
+            run: key.run.clone(),
+            group: facts.group.clone(),
+            rollout: key.rollout.clone(),
+            attempt: live.attempt,
+        };
+        let next_deadline = live.rollout.next_deadline_ms();
+        Some(Ok(read(RolloutView {
+            about,
+            opened_unix_ms: live.opened_unix_ms,
+            heard_unix_ms: live.heard_unix_ms,
+            finalised_unix_ms: live.finalised_unix_ms,
+            settings_version: live.settings_version,
+            refused_requests: live.refused_requests,
+            resident_bytes: facts.forest.stored_tokens() as u64 * 4 + facts.forest.totals().generated_tokens * 4,
+            next_deadline_in_ms: next_deadline.map(|deadline| deadline.saturating_sub(self.clock.now_ms())),
+            rollout: &mut live.rollout,
+        })))
+    }
+
+    /// Remembers that a request about a rollout was refused before it came to the rollout.
+    pub fn note_refusal(&self, about: &RolloutRef, refusal: &Refusal) {
+        let Some(entry) = self.entry(&about.key()) else { return };
+        if let Slot::Live(live) = &mut *entry.slot.lock()
+            && live.attempt == about.attempt
+        {
+            live.refused_requests += 1;
+            live.rollout.note_refusal(refusal.call_id.as_ref(), refusal.reason.as_str());
         }
     }
 

@@ -118,10 +118,13 @@ impl<'response> Forest<'response> {
         Self { calls, children, roots, rows, agents: numbers }
     }
 
-    /// Which child goes on in its parent's column: a kept one, of the parent's agent, the last of several.
+    /// Which child goes on in its parent's column: one in the forest, of the parent's agent, the last of several.
     fn going_on(&self, call: usize) -> Option<usize> {
         let agent = &self.calls[call].agent_id;
-        let rank = |child: usize| (self.calls[child].kept, self.calls[child].agent_id == *agent, child);
+        let rank = |child: usize| {
+            let call = &self.calls[child];
+            (call.kept && call.generated_tokens > 0, call.agent_id == *agent, child)
+        };
         self.children[call].iter().copied().max_by_key(|&child| rank(child))
     }
 

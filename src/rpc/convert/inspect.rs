@@ -188,7 +188,7 @@ impl Forest<'_> {
         }
     }
 
-    /// A call's link in the kept forest; none if the call is in it not.
+    /// A call's link in the kept forest; none if the call is not in it.
     fn verdict(&self, index: CallIndex, call: &Call) -> Option<Verdict> {
         let forest = &self.facts.forest;
         let alone = |link| Some(Verdict { link, drift: None });

@@ -10,13 +10,17 @@
 //! - [`answer`]: verdicts, totals, what a seal found, refusals
 //! - [`settings`]: a run's settings and a consumer group's
 //! - [`rows`], [`parts`]: rows, and the messages that a unit is sent in
+//! - [`trainer`]: what a subscription is told
 //! - [`inspect`]: one rollout as it is shown
 
 pub mod answer;
 pub mod call;
+#[cfg(test)]
+mod examples;
 pub mod fields;
 pub mod inspect;
 pub mod parts;
 pub mod report;
 pub mod rows;
 pub mod settings;
+pub mod trainer;

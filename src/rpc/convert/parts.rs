@@ -72,7 +72,7 @@ impl UnitParts {
     /// Messages of at most this many encoded bytes, what wraps them counted. A bound that a row's header does not fit into is
     /// overstepped by that header.
     #[must_use]
-    pub fn with_bound(head: &UnitHead, rows: UnitRows, message_bytes_max: usize) -> Self {
+    pub fn with_bound(head: &UnitHead, mut rows: UnitRows, message_bytes_max: usize) -> Self {
         let row_count: usize = rows.planned.iter().map(|(_, range)| range.len()).sum();
         let head = v1::UnitPart {
             unit_id: head.unit_id.clone(),
@@ -84,7 +84,7 @@ impl UnitParts {
             ..v1::UnitPart::default()
         };
         let room_bytes = message_bytes_max.saturating_sub(ENVELOPE_BYTES + INDEX_BYTES + head.encoded_len());
-        let waiting = rows.planned.iter().cloned().collect();
+        let waiting = std::mem::take(&mut rows.planned).into();
         Self { head, rows, waiting, current: None, room_bytes, whole: false }
     }
 
@@ -149,3 +149,7 @@ fn part_bytes(part: &v1::RowPart) -> usize {
     let bytes = part.encoded_len();
     1 + prost::length_delimiter_len(bytes) + bytes
 }
+
+#[cfg(test)]
+#[path = "parts_tests.rs"]
+mod tests;

@@ -7,12 +7,12 @@
 use bytes::Bytes;
 use prost::Message;
 
+use crate::forest::plan::{PolicyPlan, RowPlan};
 use crate::forest::rows::{Row, RowSpan};
 use crate::ids::{CallId, RolloutId, RunId, row_id};
 use crate::limits;
 use crate::proto::v1;
 use crate::rollout::FinalisedRollout;
-use crate::{forest::plan::PolicyPlan, forest::plan::RowPlan};
 
 use super::answer::text;
 use super::fields::timestamp;
@@ -232,7 +232,3 @@ impl RowParts {
         (!empty).then_some(part)
     }
 }
-
-#[cfg(test)]
-#[path = "rows_tests.rs"]
-mod tests;

@@ -1,1 +1,171 @@
-//! x
+//! Settings: defaults, the way there and back, and what is refused.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::*;
+use crate::error::Reason;
+
+fn parsed(message: v1::RunSettings) -> RunSettings {
+    run_settings(Some(message)).unwrap()
+}
+
+#[track_caller]
+fn refuses(change: impl FnOnce(&mut v1::RunSettings), reason: Reason, field: &str) {
+    let mut message = v1::RunSettings::default();
+    change(&mut message);
+    let refusal = run_settings(Some(message)).unwrap_err();
+    assert_eq!((refusal.reason, refusal.field.as_deref()), (reason, Some(field)), "{refusal}");
+}
+
+fn declared(name: &str, settings: v1::ConsumerGroupSettings) -> v1::ConsumerGroupDeclaration {
+    v1::ConsumerGroupDeclaration { consumer_group: name.to_owned(), settings: Some(settings) }
+}
+
+#[test]
+fn what_is_left_out_has_its_default_and_is_said_in_full() {
+    let defaults = RunSettings::with_defaults();
+    assert_eq!(run_settings(None).unwrap(), defaults);
+    assert_eq!(parsed(v1::RunSettings::default()), defaults);
+    let message = run_settings_message(&defaults);
+    assert_eq!((message.default_policy.as_str(), message.max_deliveries), ("main", Some(5)));
+    assert_eq!((message.lease, message.idle_timeout), (Some(duration(HOUR_MS)), Some(duration(6 * HOUR_MS))));
+    assert_eq!(message.tombstone_retention, Some(duration(72 * HOUR_MS)));
+    assert_eq!(message.shared_call_owner(), v1::SharedCallOwner::RootAgent);
+    assert_eq!((message.estimator(), message.group_timeout), (v1::Estimator::None, Some(duration(24 * HOUR_MS))));
+    assert_eq!(parsed(message), defaults, "what was read can be written back");
+}
+
+#[test]
+fn every_setting_of_this_release_goes_there_and_back() {
+    let group = v1::ConsumerGroupSettings {
+        policy: "actor".to_owned(),
+        unit: v1::Unit::Rollout.into(),
+        max_row_tokens: 4096,
+        start: v1::StartPosition::Latest.into(),
+        ..v1::ConsumerGroupSettings::default()
+    };
+    let message = v1::RunSettings {
+        trained_policies: vec!["actor".to_owned(), "critic".to_owned()],
+        default_policy: "actor".to_owned(),
+        shared_call_owner: v1::SharedCallOwner::FirstLeaf.into(),
+        broken_link: v1::BrokenLinkRule::Discard.into(),
+        agents_without_list: v1::AgentsWithoutListRule::Keep.into(),
+        missing_call: v1::MissingCallRule::Finalise.into(),
+        require_logprobs: Some(false),
+        nonfinite_logprobs: v1::NonfiniteLogprobsRule::Context.into(),
+        vocabulary_limit: Some(151_936),
+        idle_timeout: Some(duration(1)),
+        missing_call_timeout: Some(duration(0)),
+        missing_parent_timeout: Some(duration(2_500)),
+        tombstone_retention: Some(duration(0)),
+        max_deliveries: Some(2),
+        lease: Some(duration(90_000)),
+        consumer_groups: vec![declared("g", group), declared("h", v1::ConsumerGroupSettings::default())],
+        durability: v1::Durability::Memory.into(),
+        ..v1::RunSettings::default()
+    };
+    let settings = parsed(message.clone());
+    assert_eq!((settings.max_deliveries, settings.lease_ms, settings.tombstone_retention_ms), (2, 90_000, 0));
+    assert_eq!(settings.rollout.missing_parent_timeout_ms, 2_500);
+    assert_eq!(settings.consumer_groups[0].1.max_row_tokens, Some(4096));
+    assert_eq!(settings.consumer_groups[1].1, ConsumerGroupSettings::default());
+    let back = run_settings_message(&settings);
+    assert_eq!(back.trained_policies, message.trained_policies);
+    assert_eq!(back.consumer_groups[1].settings.as_ref().unwrap().shape(), v1::Shape::Leaf);
+    assert_eq!(parsed(back), settings);
+    let run_message = run(&RunId::parse("r").unwrap(), &settings, 3, 1500);
+    assert_eq!((run_message.settings_version, run_message.create_time), (3, Some(timestamp(1500))));
+}
+
+#[test]
+fn what_comes_later_is_refused_with_its_field() {
+    type Change = fn(&mut v1::RunSettings);
+    let later: [(Change, &str); 15] = [
+        (|settings| settings.required_consumer_groups.push("g".to_owned()), "settings.required_consumer_groups"),
+        (|settings| settings.estimator = v1::Estimator::Grpo.into(), "settings.estimator"),
+        (|settings| settings.row_weight = v1::RowWeight::RolloutRows.into(), "settings.row_weight"),
+        (|settings| settings.drop_zero_variance = true, "settings.drop_zero_variance"),
+        (|settings| settings.group_release = v1::GroupReleaseRule::Quorum.into(), "settings.group_release"),
+        (|settings| settings.group_quorum = Some(1), "settings.group_quorum"),
+        (|settings| settings.group_timeout = Some(duration(1)), "settings.group_timeout"),
+        (|settings| settings.max_lead_groups = Some(1), "settings.max_lead_groups"),
+        (|settings| settings.retention = Some(duration(1)), "settings.retention"),
+        (|settings| settings.unclaimed_retention = Some(duration(0)), "settings.unclaimed_retention"),
+        (|settings| settings.unclaimed_retention_bytes = Some(1), "settings.unclaimed_retention_bytes"),
+        (|settings| settings.consumer_group_idle_expiry = Some(duration(1)), "settings.consumer_group_idle_expiry"),
+        (|settings| settings.durability = v1::Durability::Fsync.into(), "settings.durability"),
+        (|settings| settings.durability = v1::Durability::Os.into(), "settings.durability"),
+        (|settings| settings.estimator = v1::Estimator::Mean.into(), "settings.estimator"),
+    ];
+    for (change, field) in later {
+        refuses(change, Reason::NotInThisRelease, field);
+    }
+}
+
+#[test]
+fn bad_values_are_refused_with_their_field() {
+    type Change = fn(&mut v1::RunSettings);
+    let bad: [(Change, Reason, &str); 8] = [
+        (|settings| settings.estimator = 99, Reason::InvalidValue, "settings.estimator"),
+        (|settings| settings.missing_call = -1, Reason::InvalidValue, "settings.missing_call"),
+        (|settings| settings.default_policy = "\n".to_owned(), Reason::InvalidIdentifier, "settings.default_policy"),
+        (
+            |settings| settings.trained_policies = vec![String::new()],
+            Reason::InvalidIdentifier,
+            "settings.trained_policies",
+        ),
+        (
+            |settings| settings.idle_timeout = Some(prost_types::Duration { seconds: -1, nanos: 0 }),
+            Reason::InvalidValue,
+            "settings.idle_timeout",
+        ),
+        (
+            |settings| settings.missing_call_timeout = Some(duration(limits::DURATION_MS_MAX + 1)),
+            Reason::InvalidValue,
+            "settings.missing_call_timeout",
+        ),
+        (|settings| settings.lease = Some(duration(0)), Reason::InvalidValue, "settings.lease"),
+        (
+            |settings| {
+                let names = (0..=limits::RUN_CONSUMER_GROUPS_MAX).map(|name| name.to_string());
+                settings.consumer_groups = names.map(|name| declared(&name, Default::default())).collect();
+            },
+            Reason::OverLimit,
+            "settings.consumer_groups",
+        ),
+    ];
+    for (change, reason, field) in bad {
+        refuses(change, reason, field);
+    }
+}
+
+#[test]
+fn consumer_groups_are_checked_where_they_are_declared() {
+    let path = "settings.consumer_groups[1]";
+    let twice = |settings: &mut v1::RunSettings| {
+        settings.consumer_groups = vec![declared("g", Default::default()), declared("g", Default::default())];
+    };
+    refuses(twice, Reason::InvalidValue, &format!("{path}.consumer_group"));
+    type Change = fn(&mut v1::ConsumerGroupSettings);
+    let bad: [(Change, Reason, &str); 9] = [
+        (|group| group.unit = v1::Unit::Group.into(), Reason::NotInThisRelease, "unit"),
+        (|group| group.unit = v1::Unit::Step.into(), Reason::NotInThisRelease, "unit"),
+        (|group| group.unit = 99, Reason::InvalidValue, "unit"),
+        (|group| group.step = Some(v1::StepSettings::default()), Reason::NotInThisRelease, "step"),
+        (|group| group.shape = v1::Shape::Tree.into(), Reason::NotInThisRelease, "shape"),
+        (|group| group.shape = v1::Shape::Packed.into(), Reason::NotInThisRelease, "shape"),
+        (|group| group.max_staleness_versions = Some(1), Reason::NotInThisRelease, "max_staleness_versions"),
+        (|group| group.policy = "\n".to_owned(), Reason::InvalidIdentifier, "policy"),
+        (|group| group.max_row_tokens = 1 << 32, Reason::InvalidValue, "max_row_tokens"),
+    ];
+    for (change, reason, field) in bad {
+        let mut group = v1::ConsumerGroupSettings::default();
+        change(&mut group);
+        let refusal = consumer_group_settings(&group, "subscription.settings").unwrap_err();
+        assert_eq!(refusal.field, Some(format!("subscription.settings.{field}")));
+        let declare = |settings: &mut v1::RunSettings| {
+            settings.consumer_groups = vec![declared("a", Default::default()), declared("b", group)];
+        };
+        refuses(declare, reason, &format!("{path}.settings.{field}"));
+    }
+}

@@ -20,7 +20,7 @@ impl Sequencer {
     /// Opens a rollout, or a newer attempt, or has one join its group; or says why not.
     pub(super) fn admit(&mut self, admission: &Admission) -> Result<(), Refusal> {
         let reference = &admission.reference;
-        let key = RolloutKey { run: reference.run.clone(), rollout: reference.rollout.clone() };
+        let key = reference.key();
         if self.store.is_draining() {
             let message = "the service is about to stop; connect again after the delay";
             return Err(Refusal::new(Reason::Draining, message).retry_after_ms(1000));

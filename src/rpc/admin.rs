@@ -1,0 +1,147 @@
+//! `AdminService`: runs, and what is done by hand.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+use crate::error::{Reason, Refusal};
+use crate::ids::{ConsumerGroupId, RunId};
+use crate::proto::v1;
+use crate::queue::UnitId;
+use crate::rollout::event::Event;
+use crate::store::report::Reply;
+use crate::store::sequencer::Command;
+
+use super::convert::fields::identifier;
+use super::{Shared, convert, ended_message, status};
+
+/// The service.
+pub(super) struct Admin {
+    shared: Shared,
+}
+
+impl Admin {
+    pub(super) fn new(shared: Shared) -> Self {
+        Self { shared }
+    }
+
+    /// Asks the sequencing task, and waits until what it answered from is durable.
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<Result<T, Refusal>>) -> Command) -> Result<T, Status> {
+        let gone = || Status::unavailable("the service is about to stop");
+        let (reply, answer) = oneshot::channel();
+        if !self.shared.store.command(command(reply)).await {
+            return Err(gone());
+        }
+        let answer = answer.await.map_err(|_| gone())?;
+        self.shared.store.durable(self.shared.store.last_position()).await;
+        answer.map_err(|refusal| status::status(&refusal, None))
+    }
+}
+
+fn refused(refusal: Refusal) -> Status {
+    status::status(&refusal, None)
+}
+
+fn run_id(text: &str) -> Result<RunId, Status> {
+    identifier(text, "run_id", RunId::parse).map_err(refused)
+}
+
+#[tonic::async_trait]
+impl v1::admin_service_server::AdminService for Admin {
+    async fn create_run(
+        &self,
+        request: Request<v1::CreateRunRequest>,
+    ) -> Result<Response<v1::CreateRunResponse>, Status> {
+        let request = request.into_inner();
+        let run = run_id(&request.run_id)?;
+        let settings = convert::settings::run_settings(request.settings).map_err(|refusal| refused(*refusal))?;
+        let facts = self.ask(|reply| Command::CreateRun(run.clone(), Arc::new(settings), reply)).await?;
+        let run = convert::settings::run(&run, &facts.settings, facts.settings_version, facts.created_unix_ms);
+        Ok(Response::new(v1::CreateRunResponse { run: Some(run) }))
+    }
+
+    async fn update_run_settings(
+        &self,
+        request: Request<v1::UpdateRunSettingsRequest>,
+    ) -> Result<Response<v1::UpdateRunSettingsResponse>, Status> {
+        let request = request.into_inner();
+        let run = run_id(&request.run_id)?;
+        let settings = convert::settings::run_settings(request.settings).map_err(|refusal| refused(*refusal))?;
+        let version = request.expected_settings_version;
+        let facts = self.ask(|reply| Command::UpdateRun(run.clone(), Arc::new(settings), version, reply)).await?;
+        let run = convert::settings::run(&run, &facts.settings, facts.settings_version, facts.created_unix_ms);
+        Ok(Response::new(v1::UpdateRunSettingsResponse { run: Some(run) }))
+    }
+
+    async fn get_run(&self, request: Request<v1::GetRunRequest>) -> Result<Response<v1::GetRunResponse>, Status> {
+        let id = run_id(&request.into_inner().run_id)?;
+        let Some(run) = self.shared.store.run(&id) else {
+            return Err(refused(Refusal::new(Reason::RunNotFound, format!("there is no run {id:?}")).field("run_id")));
+        };
+        let (version, settings) = run.settings.lock().clone();
+        let run = convert::settings::run(&id, &settings, version, run.created_unix_ms);
+        Ok(Response::new(v1::GetRunResponse { run: Some(run) }))
+    }
+
+    async fn delete_run(
+        &self,
+        request: Request<v1::DeleteRunRequest>,
+    ) -> Result<Response<v1::DeleteRunResponse>, Status> {
+        let request = request.into_inner();
+        let run = run_id(&request.run_id)?;
+        let deleted = self.ask(|reply| Command::DeleteRun(run, request.force, reply)).await?;
+        Ok(Response::new(v1::DeleteRunResponse {
+            open_rollouts: deleted.open_rollouts,
+            unacknowledged_rows: deleted.unacknowledged_rows,
+        }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        if request.into_inner().retry_after.is_some() {
+            let refusal = convert::fields::not_in_this_release("retry_after", "a delay of the operator's own");
+            return Err(refused(refusal));
+        }
+        let streams = self.shared.drain.receiver_count().saturating_sub(1) as u64;
+        self.shared.store.start_draining();
+        self.shared.drain.send_replace(true);
+        Ok(Response::new(v1::DrainResponse { ended_streams: streams }))
+    }
+
+    async fn release_unit(
+        &self,
+        request: Request<v1::ReleaseUnitRequest>,
+    ) -> Result<Response<v1::ReleaseUnitResponse>, Status> {
+        let request = request.into_inner();
+        let run = run_id(&request.run_id)?;
+        let consumer_group =
+            identifier(&request.consumer_group, "consumer_group", ConsumerGroupId::parse).map_err(refused)?;
+        let unit = UnitId::new(request.unit_id);
+        self.ask(|reply| Command::ReleaseUnit { run, consumer_group, unit, drop: request.drop, reply }).await?;
+        Ok(Response::new(v1::ReleaseUnitResponse {}))
+    }
+
+    async fn discard_rollout(
+        &self,
+        request: Request<v1::DiscardRolloutRequest>,
+    ) -> Result<Response<v1::DiscardRolloutResponse>, Status> {
+        let request = request.into_inner();
+        let about = convert::report::rollout_ref(request.rollout.as_ref()).map_err(|refusal| refused(*refusal))?;
+        let reason = if request.reason.is_empty() { "operator".to_owned() } else { request.reason };
+        let reason = convert::report::discard_reason(reason, "reason").map_err(refused)?;
+        let disposition = convert::report::disposition(request.disposition, "disposition").map_err(refused)?;
+        if self.shared.store.look(&about.key(), |_| ()).is_none() {
+            let message = format!("run {:?} has no rollout {:?}", about.run, about.rollout);
+            return Err(refused(Refusal::new(Reason::RolloutNotFound, message).field("rollout.rollout_id")));
+        }
+        let answer = self.shared.store.report(None, &about, Event::Discard { reason, disposition }, |_, _| ()).await;
+        self.shared.store.durable(answer.position).await;
+        let ended = match answer.reply {
+            Reply::Accepted((), ended) => ended,
+            Reply::AlreadyEnded(ended) => Some(ended),
+            Reply::Duplicate(()) => None,
+            Reply::Refused(refusal) => return Err(status::status(&refusal, Some(&about))),
+        };
+        Ok(Response::new(v1::DiscardRolloutResponse { ended: ended.as_ref().map(ended_message) }))
+    }
+}

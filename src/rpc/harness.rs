@@ -1,0 +1,271 @@
+//! `HarnessService`: workers report.
+//!
+//! A stream has a reader task, which takes one request after another and hands answers on, and a writer, which waits until each
+//! answer is durable and sends it. A client that does not read its answers is not read from after
+//! [`limits::STREAM_ANSWERS_OUTSTANDING_MAX`] of them. A bad event is answered; only what is no message at all ends a stream.
+
+use std::pin::Pin;
+
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::error::{Reason, Refusal};
+use crate::forest::Placement;
+use crate::forest::call::CallIndex;
+use crate::forest::link::Verdict;
+use crate::ids::RolloutRef;
+use crate::limits;
+use crate::log::Position;
+use crate::proto::v1::{self, report_request, report_response};
+use crate::rollout::Rollout;
+use crate::store::effect::Notice;
+use crate::store::report::{Answer, Reply};
+use crate::store::{ReporterId, RolloutKey};
+use crate::telemetry::Held;
+
+use super::{DRAIN_RETRY_AFTER_MS, Shared, convert, ended_message, status};
+
+/// The service.
+pub(super) struct Harness {
+    shared: Shared,
+}
+
+/// What the answer says of a rollout.
+struct Described {
+    verdict: Option<v1::Verdict>,
+    totals: v1::Totals,
+    seal: Option<v1::SealStatus>,
+}
+
+/// Something for the writer of a stream.
+enum Outgoing {
+    /// A response, from when this position is durable; the request's bytes are in flight until then.
+    Response(Box<v1::ReportResponse>, Position, Option<InFlight>),
+    /// The stream ends.
+    End(Status),
+}
+
+/// Bytes of a request between its arrival and its durable answer.
+struct InFlight {
+    _permit: OwnedSemaphorePermit,
+    _held: Held,
+}
+
+type Responses = Pin<Box<dyn Stream<Item = Result<v1::ReportResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::harness_service_server::HarnessService for Harness {
+    type ReportStream = Responses;
+
+    async fn report(&self, request: Request<Streaming<v1::ReportRequest>>) -> Result<Response<Responses>, Status> {
+        let (outgoing, line) = mpsc::channel(limits::STREAM_ANSWERS_OUTSTANDING_MAX);
+        let shared = self.shared.clone();
+        tokio::spawn(read(shared.clone(), request.into_inner(), outgoing));
+        let responses = unfold(Some((line, shared)), |open| async move {
+            let (mut line, shared) = open?;
+            match line.recv().await? {
+                Outgoing::Response(response, position, in_flight) => {
+                    shared.store.durable(position).await;
+                    drop(in_flight);
+                    Some((Ok(*response), Some((line, shared))))
+                }
+                Outgoing::End(status) => Some((Err(status), None)),
+            }
+        });
+        Ok(Response::new(Box::pin(responses)))
+    }
+
+    async fn report_batch(
+        &self,
+        request: Request<v1::ReportBatchRequest>,
+    ) -> Result<Response<v1::ReportBatchResponse>, Status> {
+        let requests = request.into_inner().requests;
+        if requests.len() > limits::BATCH_REQUESTS_MAX {
+            let message = format!("{} requests, more than {} in one batch", requests.len(), limits::BATCH_REQUESTS_MAX);
+            return Err(status::status(&Refusal::new(Reason::OverLimit, message).field("requests"), None));
+        }
+        let mut answers = Vec::with_capacity(requests.len());
+        let mut last = Position::default();
+        let mut in_flight = Vec::with_capacity(requests.len());
+        for request in requests {
+            in_flight.push(self.shared.in_flight(weight(&request)).await);
+            let (answer, position) = self.shared.answer(None, request).await;
+            last = last.max(position);
+            answers.push(answer);
+        }
+        self.shared.store.durable(last).await;
+        Ok(Response::new(v1::ReportBatchResponse { answers }))
+    }
+}
+
+impl Harness {
+    pub(super) fn new(shared: Shared) -> Self {
+        Self { shared }
+    }
+}
+
+/// Takes requests until the client ends the stream, or nobody wants its answers, or the service is about to stop.
+async fn read(shared: Shared, mut requests: Streaming<v1::ReportRequest>, outgoing: mpsc::Sender<Outgoing>) {
+    let _counted = shared.store.telemetry().report_stream();
+    let (reporter, mut notices) = shared.store.reporter();
+    loop {
+        let next = tokio::select! {
+            request = requests.message() => match request {
+                Ok(Some(request)) => answered(&shared, reporter, request).await,
+                Ok(None) => break,
+                // What is no message cannot be answered with a sequence number.
+                Err(broken) => Outgoing::End(broken),
+            },
+            Some(notice) = notices.recv() => match noticed(&shared, &notice) {
+                Some(response) => Outgoing::Response(Box::new(response), notice.position, None),
+                None => continue,
+            },
+            () = shared.drained() => {
+                let message = "the service is about to stop; connect again after the delay and send again what was not answered";
+                let refusal = Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS);
+                Outgoing::End(status::status(&refusal, None))
+            }
+            () = outgoing.closed() => break,
+        };
+        let ends = matches!(next, Outgoing::End(_));
+        if outgoing.send(next).await.is_err() || ends {
+            break;
+        }
+    }
+    shared.store.forget_reporter(reporter);
+}
+
+async fn answered(shared: &Shared, reporter: ReporterId, request: v1::ReportRequest) -> Outgoing {
+    let in_flight = shared.in_flight(weight(&request)).await;
+    let (answer, position) = shared.answer(Some(reporter), request).await;
+    let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
+    // What is durable already waits only for its client, which must not cost others their room.
+    let in_flight = in_flight.filter(|_| !shared.store.is_durable(position));
+    Outgoing::Response(Box::new(response), position, in_flight)
+}
+
+impl Shared {
+    async fn in_flight(&self, bytes: usize) -> Option<InFlight> {
+        let permit = self.store.permit(bytes).await?;
+        Some(InFlight { _permit: permit, _held: self.store.telemetry().in_flight(bytes) })
+    }
+
+    /// The answer to one request, and the position that it waits for.
+    async fn answer(&self, reporter: Option<ReporterId>, request: v1::ReportRequest) -> (v1::Answer, Position) {
+        let request_seq = request.request_seq;
+        let about = convert::report::rollout_ref(request.rollout.as_ref()).ok();
+        let is_seal = matches!(request.event, Some(report_request::Event::Seal(_) | report_request::Event::Finish(_)));
+        let describe = |rollout: &mut Rollout, call: Option<(CallIndex, Verdict)>| {
+            let seal = is_seal.then(|| convert::answer::seal_status(rollout));
+            let forest = &rollout.facts().forest;
+            let verdict = call.map(|(call, verdict)| convert::answer::verdict(forest, call, &verdict));
+            Described { verdict, totals: convert::answer::totals(forest), seal }
+        };
+        let answer = match convert::report::report(request) {
+            Ok((reference, event)) => self.store.report(reporter, &reference, event, describe).await,
+            Err(refusal) => {
+                if let Some(about) = &about {
+                    self.store.note_refusal(about, &refusal);
+                }
+                Answer { reply: Reply::Refused(*refusal), position: Position::default() }
+            }
+        };
+        let position = answer.position;
+        (self.answer_message(request_seq, answer.reply, about.as_ref()), position)
+    }
+
+    fn answer_message(&self, request_seq: u64, reply: Reply<Described>, about: Option<&RolloutRef>) -> v1::Answer {
+        let with = |outcome: v1::AnswerOutcome, described: Described| v1::Answer {
+            request_seq,
+            outcome: outcome.into(),
+            verdict: described.verdict,
+            totals: Some(described.totals),
+            seal: described.seal,
+            ..v1::Answer::default()
+        };
+        match reply {
+            Reply::Accepted(described, ended) => {
+                v1::Answer { ended: ended.as_ref().map(ended_message), ..with(v1::AnswerOutcome::Accepted, described) }
+            }
+            Reply::Duplicate(described) => with(v1::AnswerOutcome::Duplicate, described),
+            Reply::AlreadyEnded(ended) => v1::Answer {
+                request_seq,
+                outcome: v1::AnswerOutcome::AlreadyEnded.into(),
+                ended: Some(ended_message(&ended)),
+                ..v1::Answer::default()
+            },
+            Reply::Refused(refusal) => {
+                self.store.telemetry().refused(refusal.reason);
+                v1::Answer {
+                    request_seq,
+                    outcome: v1::AnswerOutcome::Refused.into(),
+                    refusal: Some(convert::answer::refusal(&refusal, about)),
+                    ..v1::Answer::default()
+                }
+            }
+        }
+    }
+}
+
+/// The message of a notice; none if the rollout has ended meanwhile.
+fn noticed(shared: &Shared, notice: &Notice) -> Option<v1::ReportResponse> {
+    let key: &RolloutKey = &notice.key;
+    let about = RolloutRef { run: key.run.clone(), group: None, rollout: key.rollout.clone(), attempt: notice.attempt };
+    let news = match notice.placement {
+        Placement::Unresolved => {
+            let message =
+                "the delta's base turned out to be another call's text; send the call again with all ids of its prompt";
+            let refusal =
+                Refusal::new(Reason::ResendFullPrompt, message).field("call.prompt.delta.base").call(&notice.call);
+            let refusal = Some(convert::answer::refusal(&refusal, Some(&about)));
+            v1::notice::Notice::UnresolvedCall(v1::UnresolvedCall { call_id: notice.call.to_string(), refusal })
+        }
+        Placement::Placed => {
+            let verdict = shared.store.look(key, |rollout| {
+                let call = rollout.facts().forest.find(&notice.call)?;
+                let verdict = rollout.verdict(call);
+                Some(convert::answer::verdict(&rollout.facts().forest, call, &verdict))
+            });
+            let verdict = Some(verdict?.ok()??);
+            v1::notice::Notice::ResolvedCall(v1::ResolvedCall { call_id: notice.call.to_string(), verdict })
+        }
+    };
+    let notice = v1::Notice { rollout: Some(convert::report::rollout_ref_message(&about)), notice: Some(news) };
+    Some(v1::ReportResponse { response: Some(report_response::Response::Notice(notice)) })
+}
+
+/// Bytes that a request is reckoned with: its arrays, and something for the rest.
+fn weight(request: &v1::ReportRequest) -> usize {
+    const REST_BYTES: usize = 512;
+    let lists = |seal: &v1::Seal| {
+        let lists = seal.kept.iter().flat_map(|kept| kept.agents.values());
+        lists.flat_map(|list| &list.call_ids).map(|id| id.len() + size_of::<String>()).sum::<usize>()
+    };
+    let arrays = match &request.event {
+        Some(report_request::Event::Call(call)) => {
+            let prompt = match call.prompt.as_ref().and_then(|prompt| prompt.prompt.as_ref()) {
+                Some(v1::prompt::Prompt::TokenIds(ids)) => ids.len(),
+                Some(v1::prompt::Prompt::Delta(delta)) => delta.suffix_token_ids.len(),
+                None => 0,
+            };
+            prompt + call.generation_token_ids.len() + call.generation_logprobs.as_ref().map_or(0, bytes::Bytes::len)
+        }
+        Some(report_request::Event::Seal(seal)) => lists(seal),
+        Some(report_request::Event::Finish(finish)) => finish.seal.as_ref().map_or(0, lists),
+        Some(report_request::Event::AgentEnd(end)) => {
+            end.kept.iter().flat_map(|list| &list.call_ids).map(|id| id.len() + size_of::<String>()).sum()
+        }
+        Some(
+            report_request::Event::Open(_)
+            | report_request::Event::AgentStart(_)
+            | report_request::Event::Reward(_)
+            | report_request::Event::Credit(_)
+            | report_request::Event::Heartbeat(_)
+            | report_request::Event::Discard(_),
+        )
+        | None => 0,
+    };
+    arrays + REST_BYTES
+}

@@ -1,0 +1,333 @@
+//! `TrainerService`: trainers take rows.
+//!
+//! A subscription has a reader task, which turns requests into commands, and a writer task, which gathers the rows of one unit at
+//! a time and sends them in parts. A stream that ends, from either side, gives its units back to the consumer group.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::error::{Reason, Refusal};
+use crate::ids::{ConsumerGroupId, RunId};
+use crate::limits;
+use crate::proto::v1::{self, subscribe_request, subscribe_response};
+use crate::queue::{ConsumerId, UnitId, UnitKind};
+use crate::rollout::run_settings::Unit;
+use crate::store::sequencer::{Command, Subscription, ToConsumer, UnitDelivery};
+
+use super::convert::fields::{duration_ms, identifier, optional_identifier};
+use super::convert::parts::{UnitHead, UnitParts, UnitRows};
+use super::convert::rows::RowIdentity;
+use super::convert::trainer as messages;
+use super::{DRAIN_RETRY_AFTER_MS, Shared, convert, not_in_this_release, status};
+
+/// The service.
+pub(super) struct Trainer {
+    shared: Shared,
+}
+
+/// Messages on their way to one trainer, at most 2 MiB each.
+const MESSAGES_OUTSTANDING: usize = 4;
+/// News for one consumer that may wait besides its units.
+const NEWS_OUTSTANDING: usize = 256;
+/// How often a silent subscription says what it waits for.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
+/// The shortest interval that a subscriber may ask for.
+const HEARTBEAT_INTERVAL_MS_MIN: u64 = 50;
+
+type Sender = mpsc::Sender<Result<v1::SubscribeResponse, Status>>;
+
+#[tonic::async_trait]
+impl v1::trainer_service_server::TrainerService for Trainer {
+    type SubscribeStream = ReceiverStream<Result<v1::SubscribeResponse, Status>>;
+
+    async fn subscribe(
+        &self,
+        request: Request<Streaming<v1::SubscribeRequest>>,
+    ) -> Result<Response<Self::SubscribeStream>, Status> {
+        let (outgoing, responses) = mpsc::channel(MESSAGES_OUTSTANDING);
+        tokio::spawn(serve(self.shared.clone(), request.into_inner(), outgoing));
+        Ok(Response::new(ReceiverStream::new(responses)))
+    }
+
+    async fn checkpoint(
+        &self,
+        _request: Request<v1::CheckpointRequest>,
+    ) -> Result<Response<v1::CheckpointResponse>, Status> {
+        Err(not_in_this_release("checkpoints"))
+    }
+
+    async fn seek(&self, _request: Request<v1::SeekRequest>) -> Result<Response<v1::SeekResponse>, Status> {
+        Err(not_in_this_release("seeking to a checkpoint"))
+    }
+}
+
+impl Trainer {
+    pub(super) fn new(shared: Shared) -> Self {
+        Self { shared }
+    }
+}
+
+/// A subscription that was joined.
+struct Joined {
+    consumer: ConsumerId,
+    ephemeral: bool,
+    heartbeat_ms: u64,
+    line: mpsc::Receiver<ToConsumer>,
+}
+
+/// Serves one subscription from its first request to its end.
+async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, outgoing: Sender) {
+    let joined = match join(&shared, &mut requests, &outgoing).await {
+        Ok(joined) => joined,
+        Err(status) => {
+            // Who is gone does not want the reason.
+            let _ = outgoing.send(Err(status)).await;
+            return;
+        }
+    };
+    let consumer = joined.consumer;
+    let ephemeral = joined.ephemeral;
+    let writer = tokio::spawn(write(shared.clone(), joined, outgoing.clone()));
+    let end = tokio::select! {
+        end = read(&shared, consumer, ephemeral, &mut requests) => end,
+        () = outgoing.closed() => None,
+        () = shared.drained() => {
+            let message = "the service is about to stop; subscribe again after the delay, and say which units you hold";
+            let refusal = Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS);
+            Some(status::status(&refusal, None))
+        }
+    };
+    // Acknowledgements that were read before this command are taken before it.
+    shared.store.command(Command::Leave(consumer)).await;
+    if let Some(status) = end {
+        let _ = outgoing.send(Err(status)).await;
+    }
+    // The sequencing task has let go of the line, so the writer comes to its end.
+    let _ = writer.await;
+}
+
+/// Takes the first request and joins the consumer group.
+async fn join(
+    shared: &Shared,
+    requests: &mut Streaming<v1::SubscribeRequest>,
+    outgoing: &Sender,
+) -> Result<Joined, Status> {
+    let first = requests.message().await?;
+    let message = match first.and_then(|request| request.request) {
+        Some(subscribe_request::Request::Subscription(subscription)) => subscription,
+        Some(_) | None => {
+            let message = "a stream must begin with a subscription";
+            return Err(status::status(&Refusal::new(Reason::SubscriptionOrder, message).field("subscription"), None));
+        }
+    };
+    let refused = |refusal: Refusal| status::status(&refusal, None);
+    let (sender, line) = mpsc::channel(limits::CONSUMER_UNITS_IN_FLIGHT_MAX + NEWS_OUTSTANDING);
+    let heartbeat_ms = heartbeat_ms(&message).map_err(refused)?;
+    let subscription = subscription(shared, &message, sender).map_err(refused)?;
+    let (consumer, ephemeral) = (subscription.consumer, subscription.ephemeral);
+    let (run, consumer_group) = (subscription.run.clone(), subscription.consumer_group.clone());
+    let (reply, answer) = oneshot::channel();
+    let gone = || Status::unavailable("the service is about to stop");
+    if !shared.store.command(Command::Subscribe(Box::new(subscription), reply)).await {
+        return Err(gone());
+    }
+    let subscribed = answer.await.map_err(|_| gone())?.map_err(refused)?;
+    let response = messages::subscribed(&run, &consumer_group, &message.consumer, &subscribed);
+    let response = subscribe_response::Response::Subscribed(response);
+    if outgoing.send(Ok(v1::SubscribeResponse { response: Some(response) })).await.is_err() {
+        shared.store.command(Command::Leave(consumer)).await;
+        return Err(Status::cancelled("the subscriber is gone"));
+    }
+    Ok(Joined { consumer, ephemeral, heartbeat_ms, line })
+}
+
+fn heartbeat_ms(message: &v1::Subscription) -> Result<u64, Refusal> {
+    let asked = duration_ms(message.heartbeat_interval.as_ref(), "subscription.heartbeat_interval")?;
+    let default = u64::try_from(HEARTBEAT_INTERVAL.as_millis()).unwrap_or(u64::MAX);
+    Ok(asked.unwrap_or(default).max(HEARTBEAT_INTERVAL_MS_MIN))
+}
+
+fn subscription(
+    shared: &Shared,
+    message: &v1::Subscription,
+    sender: mpsc::Sender<ToConsumer>,
+) -> Result<Subscription, Refusal> {
+    let consumer = ConsumerId(shared.store.next_id());
+    let run = identifier(&message.run_id, "subscription.run_id", RunId::parse)?;
+    let named = optional_identifier(&message.consumer_group, "subscription.consumer_group", ConsumerGroupId::parse)?;
+    let consumer_group = match (named, message.ephemeral) {
+        // An ephemeral group has one member; its name is nobody else's.
+        (_, true) => {
+            identifier(&format!("ephemeral/{}", consumer.0), "subscription.consumer_group", ConsumerGroupId::parse)?
+        }
+        (Some(named), false) => named,
+        (None, false) => return Err(convert::fields::missing("subscription.consumer_group")),
+    };
+    optional_identifier(&message.consumer, "subscription.consumer", crate::ids::ConsumerId::parse)?;
+    if message.shard.is_some() || message.step_index.is_some() {
+        return Err(convert::fields::not_in_this_release("subscription.shard", "steps for data-parallel ranks"));
+    }
+    if message.policy_version.is_some() {
+        return Err(convert::fields::not_in_this_release("subscription.policy_version", "staleness"));
+    }
+    convert::fields::at_most(
+        message.held_unit_ids.len(),
+        limits::ACK_UNITS_MAX,
+        "units",
+        "subscription.held_unit_ids",
+    )?;
+    let settings = message.settings.as_ref();
+    let settings =
+        settings.map(|settings| convert::settings::consumer_group_settings(settings, "subscription.settings"));
+    Ok(Subscription {
+        run,
+        consumer_group,
+        consumer_name: message.consumer.clone(),
+        consumer,
+        settings: settings.transpose()?,
+        ephemeral: message.ephemeral,
+        credit_tokens: message.credit_tokens,
+        held: message.held_unit_ids.iter().map(|id| UnitId::new(id.as_str())).collect(),
+        sender,
+    })
+}
+
+/// Turns requests into commands until the stream ends; says with what status to end it, if any.
+async fn read(
+    shared: &Shared,
+    consumer: ConsumerId,
+    ephemeral: bool,
+    requests: &mut Streaming<v1::SubscribeRequest>,
+) -> Option<Status> {
+    loop {
+        let request = match requests.message().await {
+            Ok(Some(request)) => request,
+            // Who takes rows without acknowledging them has nothing more to say.
+            Ok(None) if ephemeral => std::future::pending().await,
+            Ok(None) => return None,
+            Err(broken) => return Some(broken),
+        };
+        match command(consumer, request) {
+            Ok(command) => {
+                if !shared.store.command(command).await {
+                    return Some(Status::unavailable("the service is about to stop"));
+                }
+            }
+            Err(refusal) => return Some(status::status(&refusal, None)),
+        }
+    }
+}
+
+fn command(consumer: ConsumerId, request: v1::SubscribeRequest) -> Result<Command, Refusal> {
+    let units = |ids: Vec<String>, field: &str| {
+        convert::fields::at_most(ids.len(), limits::ACK_UNITS_MAX, "units", field)?;
+        Ok(ids.into_iter().map(UnitId::new).collect::<Vec<_>>())
+    };
+    match request.request {
+        Some(subscribe_request::Request::Ack(ack)) => Ok(Command::Ack(consumer, units(ack.unit_ids, "ack.unit_ids")?)),
+        Some(subscribe_request::Request::Nack(nack)) => {
+            let delay_ms = duration_ms(nack.delay.as_ref(), "nack.delay")?;
+            Ok(Command::Nack(consumer, units(nack.unit_ids, "nack.unit_ids")?, delay_ms))
+        }
+        Some(subscribe_request::Request::Credits(credits)) => Ok(Command::Credit(consumer, credits.credit_tokens)),
+        Some(subscribe_request::Request::Heartbeat(_)) => Ok(Command::SignOfLife(consumer)),
+        Some(subscribe_request::Request::PolicyVersion(_)) => {
+            Err(convert::fields::not_in_this_release("policy_version", "staleness"))
+        }
+        Some(subscribe_request::Request::Subscription(_)) => {
+            let message = "a stream has one subscription, at its beginning";
+            Err(Refusal::new(Reason::SubscriptionOrder, message).field("subscription"))
+        }
+        None => Err(convert::fields::missing("request")),
+    }
+}
+
+/// Sends units, news and heartbeats until the line or the stream ends.
+async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) {
+    let clock = shared.store.clock().clone();
+    // The first heartbeat comes at once, so that a subscriber sees what it waits for.
+    let mut heartbeat_at_ms = clock.now_ms();
+    loop {
+        let next = tokio::select! {
+            biased;
+            next = joined.line.recv() => next,
+            () = clock.wait_until(Some(heartbeat_at_ms)) => {
+                heartbeat_at_ms = clock.now_ms().saturating_add(joined.heartbeat_ms);
+                if !send_heartbeat(&shared, joined.consumer, &outgoing).await {
+                    return;
+                }
+                continue;
+            }
+        };
+        let sent = match next {
+            None => return,
+            Some(ToConsumer::Unit(delivery)) => send_unit(&shared, *delivery, &outgoing).await,
+            Some(ToConsumer::Acks(results)) => send(&outgoing, messages::ack_result(&results)).await,
+            Some(ToConsumer::Dropped { unit, reason }) => {
+                send(&outgoing, messages::dropped(&unit, reason, clock.unix_ms())).await
+            }
+            Some(ToConsumer::Skipped { units }) => send(&outgoing, messages::skipped(units, clock.unix_ms())).await,
+            Some(ToConsumer::Ended(refusal)) => {
+                let _ = outgoing.send(Err(status::status(&refusal, None))).await;
+                false
+            }
+        };
+        if !sent {
+            return;
+        }
+        if joined.ephemeral {
+            shared.store.command(Command::Room(joined.consumer)).await;
+        }
+    }
+}
+
+async fn send(outgoing: &Sender, response: subscribe_response::Response) -> bool {
+    outgoing.send(Ok(v1::SubscribeResponse { response: Some(response) })).await.is_ok()
+}
+
+async fn send_heartbeat(shared: &Shared, consumer: ConsumerId, outgoing: &Sender) -> bool {
+    let (reply, answer) = oneshot::channel();
+    if !shared.store.command(Command::Waiting(consumer, reply)).await {
+        return false;
+    }
+    match answer.await {
+        Ok(Some(waiting)) => send(outgoing, messages::heartbeat(&waiting, shared.store.clock().unix_ms())).await,
+        // The consumer was let go; its line says why.
+        Ok(None) => true,
+        Err(_) => false,
+    }
+}
+
+/// Sends a unit in parts, of which only one is in memory at a time.
+async fn send_unit(shared: &Shared, delivery: UnitDelivery, outgoing: &Sender) -> bool {
+    let UnitDelivery { unit, kind, rows, tokens, delivery_number } = delivery;
+    let waited_ms = shared.store.clock().now_ms().saturating_sub(rows.finalised_at_ms);
+    if let (1, Some(run)) = (delivery_number, shared.store.run(&rows.about.run)) {
+        run.metrics.reward_to_row(Duration::from_millis(waited_ms));
+    }
+    let head = UnitHead {
+        unit_id: unit.as_str().to_owned(),
+        unit: match kind {
+            UnitKind::Row => Unit::Row,
+            UnitKind::Rollout => Unit::Rollout,
+        },
+        delivery_count: delivery_number,
+        unit_tokens: tokens,
+        seek_count: 0,
+    };
+    let planned = match rows.only {
+        Some((plan, row)) => rows.plans.get(plan).map(|plan| (plan.clone(), row..row + 1)).into_iter().collect(),
+        None => rows.plans.iter().map(|plan| (plan.clone(), 0..plan.rows.len())).collect(),
+    };
+    let identity = RowIdentity { run: rows.about.run, rollout: rows.about.rollout, attempt: rows.about.attempt };
+    let rows = UnitRows { rollout: rows.rollout, identity, finalised_unix_ms: rows.finalised_unix_ms, planned };
+    for part in UnitParts::new(&head, rows) {
+        if !send(outgoing, subscribe_response::Response::UnitPart(part)).await {
+            return false;
+        }
+    }
+    true
+}
