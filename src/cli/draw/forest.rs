@@ -15,6 +15,8 @@ use super::{Drawing, Paint, cut, cut_middle, length, padded, right};
 const FOLD_MIN: usize = 10;
 const FOLD_HEAD: usize = 3;
 const FOLD_TAIL: usize = 2;
+/// Ids shown from each side of a first difference, so that both sides fit into a line.
+const IDS_SHOWN: usize = 4;
 /// Columns of branches that are kept.
 const BRANCHES_KEPT_MAX: usize = 200;
 
@@ -346,7 +348,11 @@ fn markers(call: &CallSummary) -> Vec<(Paint, String)> {
 
 /// Where two sequences part, and how.
 fn parting(drift: &Drift) -> String {
-    let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    let ids = |ids: &[u32]| {
+        let shown: Vec<String> = ids.iter().take(IDS_SHOWN).map(u32::to_string).collect();
+        let more = if ids.len() > IDS_SHOWN { " …" } else { "" };
+        format!("{}{more}", shown.join(" "))
+    };
     let at = drift.matched_length_tokens;
     match drift.kind() {
         DriftKind::Rewind => format!("went back to {at}, leaving {}", ids(&drift.expected_ids)),
