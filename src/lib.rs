@@ -4,6 +4,7 @@
 //! rollout's forest, and streams finished rows to trainers, in which every sampled token is trained exactly once,
 //! under exactly the context it was sampled in. `src/ARCHITECTURE.md` is the map of this crate.
 
+pub mod cli;
 pub mod config;
 pub mod error;
 pub mod forest;

@@ -3,6 +3,7 @@
 //! The first SIGINT or SIGTERM drains: streams end with a delay after which to come back, acks are taken to the end. The
 //! second one stops at once.
 
+use std::io::IsTerminal as _;
 use std::path::Path;
 
 use clap::Args;
@@ -64,7 +65,10 @@ async fn serve(config: Config) -> Result<(), Failure> {
 fn start_logging(config: &Config) -> Result<(), Failure> {
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log_filter)
         .map_err(|error| Failure::Usage(format!("log_filter: {error}")))?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     let started = match config.log_format {
         LogFormat::Human => lines.try_init(),
         LogFormat::Json => lines.json().flatten_event(true).try_init(),

@@ -101,7 +101,6 @@ pub struct OpenRollout {
     facts: Facts,
     /// What still has to come; there once it is sealed and rewarded.
     awaited: Option<Awaited>,
-    opened_at_ms: u64,
     heard_at_ms: u64,
     /// When the wait for missing calls and parents began: at the seal, or at a later list.
     awaiting_since_ms: Option<u64>,
@@ -176,7 +175,6 @@ impl Rollout {
         Self::Open(Box::new(OpenRollout {
             facts,
             awaited: None,
-            opened_at_ms: now_ms,
             heard_at_ms: now_ms,
             awaiting_since_ms: None,
             checked_at_ms: None,

@@ -341,7 +341,7 @@ fn markers(call: &CallSummary) -> Vec<(Paint, String)> {
         markers.push((Paint::Alarm, format!("! broken link: {named} {why}{at}")));
     } else if let Some(drift) = drift {
         let (sign, paint) = if verdict.named { ("!", Paint::Alarm) } else { ("~", Paint::Advice) };
-        markers.push((paint, format!("{sign} drift from {}: {}", drift.compared_call_id, parting(drift))));
+        markers.push((paint, format!("{sign} drift from {}: {}", cut_middle(&drift.compared_call_id, 20), parting(drift))));
     }
     markers
 }

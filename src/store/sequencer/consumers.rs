@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, RunId};
@@ -15,7 +15,7 @@ use crate::rollout::run_settings::{ConsumerGroupSettings, StartPosition, Unit};
 
 use super::super::effect::Sequenced;
 use super::runs::run_not_found;
-use super::{Sequencer, UnitRows};
+use super::{Sequencer, SubscribeReply, UnitRows};
 
 /// A consumer that wants units.
 pub struct Subscription {
@@ -149,7 +149,7 @@ impl Sequencer {
     pub(super) fn subscribe(
         &mut self,
         subscription: Box<Subscription>,
-        reply: oneshot::Sender<Result<Subscribed, Refusal>>,
+        reply: SubscribeReply,
     ) {
         match self.judge_subscription(&subscription) {
             Err(refusal) => drop(reply.send(Err(refusal))),

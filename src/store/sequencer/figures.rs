@@ -16,7 +16,7 @@ use super::Sequencer;
 
 /// What became of a run's calls that are not pending any more, and the gauges that say so.
 #[derive(Default)]
-pub(super) struct RunLedger {
+pub(in crate::store) struct RunLedger {
     empty: u64,
     not_kept: u64,
     kept: u64,

@@ -41,6 +41,9 @@ pub struct Admission {
     pub group_size: Option<u32>,
 }
 
+/// Where the answer to a subscription goes.
+pub type SubscribeReply = oneshot::Sender<Result<Subscribed, Refusal>>;
+
 /// What the sequencing task is asked.
 pub enum Command {
     /// May this rollout be opened, or join its group?
@@ -52,7 +55,7 @@ pub enum Command {
     /// Delete a run with all that is in it, if it is empty or by force.
     DeleteRun(RunId, bool, oneshot::Sender<Result<DeletedRun, Refusal>>),
     /// A consumer wants units.
-    Subscribe(Box<Subscription>, oneshot::Sender<Result<Subscribed, Refusal>>),
+    Subscribe(Box<Subscription>, SubscribeReply),
     /// A consumer is gone.
     Leave(ConsumerId),
     /// A consumer acknowledges units.
@@ -112,7 +115,7 @@ pub struct Sequencer {
     runs: BTreeMap<RunId, RunState>,
     consumers: HashMap<ConsumerId, consumers::Consumer>,
     /// Subscriptions that wait for their consumer group to be made.
-    waiting_subscriptions: Vec<(Box<Subscription>, oneshot::Sender<Result<Subscribed, Refusal>>)>,
+    waiting_subscriptions: Vec<(Box<Subscription>, SubscribeReply)>,
     /// In the order in which they expire: (milliseconds of the clock, number).
     tombstones: BTreeMap<(u64, u64), Tombstone>,
     tombstone_count: u64,
