@@ -13,6 +13,8 @@ pub enum Code {
     InvalidArgument,
     /// The request is right, the moment is not.
     FailedPrecondition,
+    /// It was changed meanwhile: read it again, and change that.
+    Aborted,
     /// Another value stands already.
     AlreadyExists,
     /// What it names is not there.
@@ -118,7 +120,7 @@ reasons! {
     /// The run is there already.
     RunExists = AlreadyExists "run_exists",
     /// The run's settings are at another version.
-    SettingsVersionConflict = FailedPrecondition "settings_version_conflict",
+    SettingsVersionConflict = Aborted "settings_version_conflict",
     /// The run still has open rollouts or rows that nobody acknowledged.
     RunNotEmpty = FailedPrecondition "run_not_empty",
     /// No such rollout.
@@ -127,6 +129,12 @@ reasons! {
     UnitNotFound = NotFound "unit_not_found",
     /// The consumer group has other settings.
     ConsumerGroupConflict = FailedPrecondition "consumer_group_conflict",
+    /// The unit is not undeliverable, so there is nothing to decide about it.
+    UnitNotUndeliverable = FailedPrecondition "unit_not_undeliverable",
+    /// Another stream was opened under the consumer's name.
+    ConsumerInUse = FailedPrecondition "consumer_in_use",
+    /// The consumer does not read what it is sent.
+    ConsumerTooSlow = ResourceExhausted "consumer_too_slow",
     /// A stream must open with a subscription, and have only one.
     SubscriptionOrder = FailedPrecondition "subscription_order",
     /// The service is about to stop.

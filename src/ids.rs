@@ -164,6 +164,15 @@ pub fn rollout_unit_id(run: &RunId, rollout: &RolloutId, attempt: u32, policy: O
     id
 }
 
+/// The run, rollout and attempt that a unit of this id is of; none if it is no unit's id.
+#[must_use]
+pub fn unit_source(unit_id: &str) -> Option<(RunId, RolloutId, u32)> {
+    let mut parts = unit_id.split('/');
+    let run = RunId::parse(&percent_decoded(parts.next()?)?).ok()?;
+    let rollout = RolloutId::parse(&percent_decoded(parts.next()?)?).ok()?;
+    Some((run, rollout, parts.next()?.parse().ok()?))
+}
+
 /// Percent-encodes a part of a row id: everything but letters, digits, `-`, `_`, `.` and `~`.
 #[must_use]
 pub fn percent_encoded(part: &str) -> String {
@@ -220,5 +229,11 @@ mod tests {
         assert_eq!(row_id(&run, &rollout, 2, &policy, &leaf), "r%2F1/g0%201/2/main/c%2F1");
         assert_eq!(rollout_unit_id(&run, &rollout, 2, Some(&policy)), "r%2F1/g0%201/2/main");
         assert_eq!(rollout_unit_id(&run, &rollout, 2, None), "r%2F1/g0%201/2");
+        for id in ["r%2F1/g0%201/2", "r%2F1/g0%201/2/main/c%2F1"] {
+            assert_eq!(unit_source(id), Some((run.clone(), rollout.clone(), 2)));
+        }
+        for id in ["r%2F1/g0%201", "r/g/x", "//2", "r/%2/2"] {
+            assert_eq!(unit_source(id), None);
+        }
     }
 }

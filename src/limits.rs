@@ -15,6 +15,8 @@ pub const CALL_TOKENS_MAX: usize = 4 << 20;
 pub const ROLLOUT_CALLS_MAX: usize = 100_000;
 /// Most agents of a rollout.
 pub const ROLLOUT_AGENTS_MAX: usize = 10_000;
+/// Most starts and ends of the agents of a rollout.
+pub const ROLLOUT_AGENT_FACTS_MAX: usize = 4 * ROLLOUT_AGENTS_MAX;
 /// Most distinct small names (policies, models, kinds, finish reasons) in a rollout.
 pub const ROLLOUT_NAMES_MAX: usize = 10_000;
 /// Most spans of policy versions in a call.

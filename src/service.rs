@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use crate::http::{self, HttpState};
 use crate::log::memory::MemoryLog;
 use crate::log::{Log, LogError};
-use crate::rpc::{self, Shared};
+use crate::rpc::{self, OpenStreams, Shared};
 use crate::store::clock::Clock;
 use crate::store::sequencer::Sequencer;
 use crate::store::{Store, StoreOptions};
@@ -108,7 +108,9 @@ pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceErr
     let (http_address, http) = start_http(http, HttpState { telemetry, readiness: Arc::clone(&readiness) }).await?;
 
     let (drain, draining) = watch::channel(false);
-    let shared = Shared { store: Arc::clone(&store), draining, drain: Arc::new(drain) };
+    let readiness_follows = tokio::spawn(follow_drain(draining.clone(), Arc::clone(&readiness)));
+    let streams = OpenStreams::default();
+    let shared = Shared { store: Arc::clone(&store), draining, drain: Arc::new(drain), streams };
     let (stop, stops) = oneshot::channel::<()>();
     let serving = {
         let readiness = Arc::clone(&readiness);
@@ -129,7 +131,7 @@ pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceErr
         grpc,
         http,
         sequencer: (stop_sequencer, sequencer),
-        background: vec![timers, upkeep],
+        background: vec![timers, upkeep, readiness_follows],
         readiness,
     })
 }
@@ -182,6 +184,13 @@ async fn start_http(
 /// Done when the other side says so or is gone.
 async fn ended(stops: oneshot::Receiver<()>) {
     let _ = stops.await;
+}
+
+/// The service is not ready once it drains, whoever asked for it.
+async fn follow_drain(mut draining: watch::Receiver<bool>, readiness: Arc<Readiness>) {
+    if draining.wait_for(|draining| *draining).await.is_ok() {
+        readiness.draining();
+    }
 }
 
 async fn upkeep(telemetry: Arc<Telemetry>) {

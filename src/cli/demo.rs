@@ -150,7 +150,7 @@ fn reported(counts: &Counts, seed: u64, running: &RunningService) -> String {
     format!(
         "service   gRPC on {}, for as long as this runs\n\
          reported  by {WORKERS} workers, shuffled (seed {seed}), {deltas} calls as deltas, {REPEATS} calls twice\n\
-         answers   {} calls accepted, {}, {} refused\n\n",
+         answers   {} accepted, {}, {} refused\n\n",
         running.grpc_address,
         counts.calls,
         counted(counts.duplicates, "duplicate"),

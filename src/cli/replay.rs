@@ -73,13 +73,13 @@ pub struct ReplayArguments {
 /// Replays some files.
 ///
 /// # Errors
-/// [`Failure::Usage`] for a bad recording, [`Failure::Failed`] if the service is not there or refused something.
+/// [`Failure::Usage`] for a bad option, [`Failure::Failed`] for a bad recording, or if the service is not there or refused something.
 pub async fn run(arguments: ReplayArguments) -> Result<(), Failure> {
     if !arguments.reward.is_finite() {
         return Err(Failure::Usage("--reward: is not finite".to_owned()));
     }
     crate::ids::check_identifier(&arguments.run).map_err(|error| Failure::Usage(format!("--run: {error}")))?;
-    let recording = Recording::read(&arguments.files).map_err(|error| Failure::Usage(error.to_string()))?;
+    let recording = Recording::read(&arguments.files).map_err(|error| Failure::Failed(error.to_string()))?;
     for line in &recording.remarks {
         remark(&format!("hedgerow: {line}"));
     }

@@ -175,6 +175,11 @@ impl Forest {
             return Err(CallRefusal::ResendFullPrompt("a delta's base cannot be the call itself".to_owned()));
         }
         match self.find_placed(&delta.base) {
+            None if self.waits_for(&delta.base, own_id) => {
+                let why =
+                    format!("call {:?} waits for {own_id:?} itself, so that neither could ever be known", delta.base);
+                Err(CallRefusal::ResendFullPrompt(why))
+            }
             None => Ok(RecordedPrompt::Waiting(delta.clone())),
             Some(base) => {
                 self.base_prefix(base, delta)?;
@@ -182,6 +187,15 @@ impl Forest {
                 Ok(RecordedPrompt::Known { base, suffix: delta.suffix.clone() })
             }
         }
+    }
+
+    /// Whether a call waits for another one, directly or over others. Nothing waits for a call that nobody named as a base.
+    fn waits_for(&self, call: &CallId, base: &CallId) -> bool {
+        if self.waiting_for(base).is_empty() {
+            return false;
+        }
+        let next = |id: &&CallId| self.find(id).and_then(|call| self.call(call).pending_base());
+        std::iter::successors(Some(call), next).any(|id| id == base)
     }
 
     /// The part of the base that a delta begins with, checked against its digest.
@@ -227,7 +241,8 @@ impl Forest {
             ("train", call.train == facts.train),
             ("generation_token_ids", call.generation_length() == facts.generation.len()),
             ("generation_logprobs", same_logprobs),
-            ("start_time", call.times_unix_ms == facts.times_unix_ms),
+            ("start_time", call.times_unix_ms.0 == facts.times_unix_ms.0),
+            ("end_time", call.times_unix_ms.1 == facts.times_unix_ms.1),
         ];
         match checks.iter().find(|(_, same)| !same) {
             Some((field, _)) => Err(CallRefusal::Conflict(field)),
@@ -255,7 +270,16 @@ impl Forest {
                         && self.tokens.ids_from(view, base_length, delta.suffix.len()) == delta.suffix
                 }
             };
-        if same { Ok(()) } else { Err(CallRefusal::Conflict("prompt")) }
+        if same {
+            return Ok(());
+        }
+        // A delta that does not go with its own base says nothing of the prompt; one that does says another prompt.
+        if let Prompt::Delta(delta) = prompt
+            && let Some(base) = self.find_placed(&delta.base)
+        {
+            self.base_prefix(base, delta)?;
+        }
+        Err(CallRefusal::Conflict("prompt"))
     }
 
     /// Whether a prompt that is known now is the one that a waiting delta spoke of.

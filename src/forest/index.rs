@@ -68,10 +68,10 @@ impl EndIndex {
         let same = |point: &Point| point.block == *block && tail_of(calls, point) == &**tail;
         match self.points.find_mut(hash, same) {
             Some(point) => {
-                let mut twins = point.twins.as_slice().to_vec();
-                if let Twins::Many(many) = &mut point.twins {
-                    twins = std::mem::take(many);
-                }
+                let mut twins = match &mut point.twins {
+                    Twins::One(one) => vec![*one],
+                    Twins::Many(many) => std::mem::take(many),
+                };
                 let place = twins.partition_point(|twin| key(*twin) < key(new));
                 twins.insert(place, new);
                 point.twins = Twins::Many(twins);

@@ -27,7 +27,8 @@ pub enum Member {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     size: Option<u32>,
-    members: BTreeMap<RolloutId, Member>,
+    /// Each with its latest attempt.
+    members: BTreeMap<RolloutId, (u32, Member)>,
 }
 
 impl Group {
@@ -37,10 +38,9 @@ impl Group {
         self.size
     }
 
-    /// Its members.
-    #[must_use]
-    pub fn members(&self) -> &BTreeMap<RolloutId, Member> {
-        &self.members
+    /// Its members, and where the latest attempt of each stands.
+    pub fn members(&self) -> impl Iterator<Item = (&RolloutId, Member)> {
+        self.members.iter().map(|(rollout, (_, member))| (rollout, *member))
     }
 
     /// Whether this rollout may be a member, and the group have this size.
@@ -64,20 +64,21 @@ impl Group {
         }
     }
 
-    /// A member was opened, perhaps again; a size was said.
-    pub fn opened(&mut self, rollout: &RolloutId, size: Option<u32>) {
-        self.size = self.size.or(size);
-        self.members.insert(rollout.clone(), Member::Open);
+    /// An attempt at a member was opened.
+    pub fn opened(&mut self, rollout: &RolloutId, attempt: u32) {
+        self.members.insert(rollout.clone(), (attempt, Member::Open));
     }
 
-    /// Somebody said its size.
-    pub fn said_size(&mut self, size: Option<u32>) {
-        self.size = self.size.or(size);
+    /// Somebody said its size; the first value stands.
+    pub fn said_size(&mut self, size: u32) {
+        self.size = self.size.or(Some(size));
     }
 
-    /// A member is not open any more.
-    pub fn closed(&mut self, rollout: &RolloutId, now: Member) {
-        if let Some(member) = self.members.get_mut(rollout) {
+    /// An attempt at a member is not open any more. Says nothing of the member if a newer attempt was opened meanwhile.
+    pub fn closed(&mut self, rollout: &RolloutId, attempt: u32, now: Member) {
+        if let Some((latest, member)) = self.members.get_mut(rollout)
+            && *latest == attempt
+        {
             *member = now;
         }
     }
@@ -86,7 +87,7 @@ impl Group {
     #[must_use]
     pub fn is_over(&self) -> bool {
         let whole = self.size.is_none_or(|size| self.members.len() >= size as usize);
-        whole && self.members.values().all(|member| matches!(member, Member::Finalised | Member::Out))
+        whole && self.members.values().all(|(_, member)| matches!(member, Member::Finalised | Member::Out))
     }
 }
 
@@ -104,16 +105,20 @@ mod tests {
     fn a_group_has_one_size_and_no_more_members_than_that() {
         let id = GroupId::parse("g").unwrap();
         let mut group = Group::default();
-        group.opened(&rollout("a"), None);
-        group.opened(&rollout("b"), Some(2));
+        group.opened(&rollout("a"), 0);
+        group.opened(&rollout("b"), 0);
+        group.said_size(2);
         assert_eq!(group.judge(&id, &rollout("a"), Some(2)), Ok(()));
         assert_eq!(group.judge(&id, &rollout("a"), Some(3)).unwrap_err().reason, Reason::GroupSizeConflict);
         assert_eq!(group.judge(&id, &rollout("c"), None).unwrap_err().reason, Reason::GroupFull);
-        group.closed(&rollout("a"), Member::WillRetry);
-        group.closed(&rollout("b"), Member::Finalised);
+        group.closed(&rollout("a"), 0, Member::WillRetry);
+        group.closed(&rollout("b"), 0, Member::Finalised);
         assert!(!group.is_over());
         assert_eq!(group.judge(&id, &rollout("a"), None), Ok(()));
-        group.closed(&rollout("a"), Member::Out);
+        group.opened(&rollout("a"), 1);
+        group.closed(&rollout("a"), 0, Member::Out);
+        assert!(!group.is_over(), "the end of an older attempt may be known late");
+        group.closed(&rollout("a"), 1, Member::Out);
         assert!(group.is_over());
     }
 
@@ -121,8 +126,8 @@ mod tests {
     fn a_size_that_its_members_exceed_already_is_refused() {
         let id = GroupId::parse("g").unwrap();
         let mut group = Group::default();
-        group.opened(&rollout("a"), None);
-        group.opened(&rollout("b"), None);
+        group.opened(&rollout("a"), 0);
+        group.opened(&rollout("b"), 0);
         assert_eq!(group.judge(&id, &rollout("a"), Some(1)).unwrap_err().reason, Reason::GroupFull);
     }
 }

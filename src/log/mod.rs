@@ -39,6 +39,15 @@ pub enum Record {
         /// The run.
         run: RunId,
     },
+    /// A group's size was said.
+    GroupSize {
+        /// Its run.
+        run: RunId,
+        /// The group.
+        group: GroupId,
+        /// How many rollouts it has.
+        size: u32,
+    },
     /// A rollout, or a newer attempt of it, was opened.
     RolloutOpened {
         /// Its run.

@@ -20,6 +20,8 @@ pub(super) struct Consumer {
     pub(super) delivered_tokens: u64,
     pub(super) delivered_units: u64,
     pub(super) last_sign_ms: u64,
+    /// A lease of it ran out, and it has said nothing since: others are served first.
+    pub(super) silent: bool,
     /// (since when, which unit), so that the first to expire comes first.
     pub(super) leases: BTreeSet<(u64, UnitNumber)>,
 }
@@ -35,14 +37,19 @@ impl Consumer {
             && (self.leases.is_empty() || self.in_flight_tokens.saturating_add(tokens) <= self.credit_tokens)
     }
 
+    fn turn(&self, id: ConsumerId) -> Turn {
+        (self.silent, self.in_flight_tokens, self.delivered_tokens, id)
+    }
+
     /// When its first lease ends, if it gives no further sign of life.
     pub(super) fn first_expiry_ms(&self, lease_ms: u64) -> Option<u64> {
         self.leases.first().map(|&(since_ms, _)| since_ms.max(self.last_sign_ms).saturating_add(lease_ms))
     }
 }
 
-/// The order in which consumers are served: fewest tokens out, then fewest taken since they joined, then lowest id.
-type Turn = (u64, u64, ConsumerId);
+/// The order in which consumers are served: those that are not silent, then fewest tokens out, then fewest taken since they
+/// joined, then lowest id.
+type Turn = (bool, u64, u64, ConsumerId);
 
 /// All consumers of one group.
 #[derive(Debug, Clone)]
@@ -78,6 +85,7 @@ impl Consumers {
             delivered_tokens: 0,
             delivered_units: 0,
             last_sign_ms: now_ms,
+            silent: false,
             leases: BTreeSet::new(),
         };
         self.by_id.insert(id, consumer);
@@ -88,7 +96,7 @@ impl Consumers {
     pub(super) fn remove(&mut self, id: ConsumerId) {
         if let Some(gone) = self.by_id.remove(&id) {
             debug_assert!(gone.leases.is_empty(), "a consumer leaves after its leases have ended");
-            self.ready.remove(&(gone.in_flight_tokens, gone.delivered_tokens, id));
+            self.ready.remove(&gone.turn(id));
         }
     }
 
@@ -97,10 +105,10 @@ impl Consumers {
         let Some(consumer) = self.by_id.get_mut(&id) else {
             return;
         };
-        self.ready.remove(&(consumer.in_flight_tokens, consumer.delivered_tokens, id));
+        self.ready.remove(&consumer.turn(id));
         change(consumer);
         if consumer.has_room(self.max_units_in_flight) {
-            self.ready.insert((consumer.in_flight_tokens, consumer.delivered_tokens, id));
+            self.ready.insert(consumer.turn(id));
         }
     }
 
@@ -109,7 +117,15 @@ impl Consumers {
     }
 
     pub(super) fn sign_of_life(&mut self, id: ConsumerId, now_ms: u64) {
-        self.change(id, |consumer| consumer.last_sign_ms = consumer.last_sign_ms.max(now_ms));
+        self.change(id, |consumer| {
+            consumer.last_sign_ms = consumer.last_sign_ms.max(now_ms);
+            consumer.silent = false;
+        });
+    }
+
+    /// A lease of it ran out.
+    pub(super) fn fell_silent(&mut self, id: ConsumerId) {
+        self.change(id, |consumer| consumer.silent = true);
     }
 
     pub(super) fn begin_lease(&mut self, id: ConsumerId, since_ms: u64, number: UnitNumber, tokens: u64) {
@@ -137,22 +153,22 @@ impl Consumers {
 
     /// Who takes a unit of so many tokens next. Usually the first that is asked; never more than all that have room.
     pub(super) fn next_for(&self, tokens: u64) -> Option<ConsumerId> {
-        self.ready.iter().map(|&(_, _, id)| id).find(|&id| self.takes(id, tokens))
+        self.ready.iter().map(|&(_, _, _, id)| id).find(|&id| self.takes(id, tokens))
     }
 
     fn takes(&self, id: ConsumerId, tokens: u64) -> bool {
         self.by_id.get(&id).is_some_and(|consumer| consumer.takes(tokens, self.max_units_in_flight))
     }
 
-    /// The units whose leases have ended by now, oldest unit first.
-    pub(super) fn expired(&self, now_ms: u64, lease_ms: u64) -> Vec<UnitNumber> {
-        let mut numbers: Vec<UnitNumber> = Vec::new();
-        for consumer in self.by_id.values() {
+    /// The units whose leases have ended by now and who has them, oldest unit first.
+    pub(super) fn expired(&self, now_ms: u64, lease_ms: u64) -> Vec<(UnitNumber, ConsumerId)> {
+        let mut numbers = Vec::new();
+        for (&id, consumer) in &self.by_id {
             if consumer.last_sign_ms.saturating_add(lease_ms) > now_ms {
                 continue;
             }
             let ended = consumer.leases.iter().take_while(|(since_ms, _)| since_ms.saturating_add(lease_ms) <= now_ms);
-            numbers.extend(ended.map(|&(_, number)| number));
+            numbers.extend(ended.map(|&(_, number)| (number, id)));
         }
         numbers.sort_unstable();
         numbers
@@ -167,7 +183,7 @@ impl Consumers {
         let expected: BTreeSet<Turn> = self
             .iter()
             .filter(|(_, consumer)| consumer.has_room(self.max_units_in_flight))
-            .map(|(id, consumer)| (consumer.in_flight_tokens, consumer.delivered_tokens, id))
+            .map(|(id, consumer)| consumer.turn(id))
             .collect();
         expected == self.ready
     }

@@ -5,7 +5,8 @@ use super::unit::{ConsumerId, DropReason, UnitId};
 /// An inner effect: part of replay, and the same each time for the same pushes and applied records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QueueEffect<K> {
-    /// Every unit of the rollout is acknowledged or dropped in this consumer group.
+    /// Every unit of the rollout is acknowledged or dropped in this consumer group. Comes again when one that was
+    /// undeliverable is done with for good.
     SourceSettled {
         /// Which rollout.
         source: K,
@@ -108,6 +109,15 @@ pub struct Nacked {
     pub ignored: Vec<UnitId>,
     /// What must be logged and applied.
     pub decisions: Vec<Decision>,
+}
+
+/// What the passing of time did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ticked {
+    /// What must be logged and applied.
+    pub decisions: Vec<Decision>,
+    /// Leases that ran out: whose, and of which unit.
+    pub ended: Vec<(ConsumerId, UnitId)>,
 }
 
 /// Whether a unit can be released by hand.

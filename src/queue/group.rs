@@ -142,12 +142,13 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     }
 
     /// A decision to drop a unit is durable. Does nothing if the unit is not known or is settled: an acknowledgement that
-    /// came first stands.
+    /// came first stands. Only an operator drops what is undeliverable already, and then it cannot be released any more.
     pub fn apply_drop(&mut self, id: &UnitId, reason: DropReason) -> Vec<QueueEffect<K>> {
         let Some((number, place)) = self.ledger.place_of(id) else {
             return Vec::new();
         };
-        if place.is_settled() {
+        let for_good = reason == DropReason::Operator && place == Place::Dropped(DropReason::Undeliverable);
+        if place.is_settled() && !for_good {
             return Vec::new();
         }
         let effect = self.relocate(number, Place::Dropped(reason));

@@ -1,7 +1,7 @@
 //! The consumers' side of a group: joining and leaving, credit, leases, and who is given what. All of it is memory only.
 
 use super::consumers::UnitNumber;
-use super::effect::{Decision, Delivery, JoinRefused, Joined, LostReason, Nacked};
+use super::effect::{Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, Ticked};
 use super::group::ConsumerGroup;
 use super::unit::{ConsumerId, DropReason, ParkedFor, Place, UnitId};
 
@@ -124,13 +124,18 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         nacked
     }
 
-    /// Ends what has run out by now: delays, and leases of consumers that gave no sign of life.
-    pub fn tick(&mut self, now_ms: u64) -> Vec<Decision> {
+    /// Ends what has run out by now: delays, and leases of consumers that gave no sign of life. Until they give one, others
+    /// are served before them.
+    pub fn tick(&mut self, now_ms: u64) -> Ticked {
         self.ledger.end_delays(now_ms);
-        let expired = self.consumers.expired(now_ms, self.bounds.lease_ms);
-        let decisions = self.end_leases(&expired);
+        let mut ticked = Ticked::default();
+        for (number, consumer) in self.consumers.expired(now_ms, self.bounds.lease_ms) {
+            ticked.ended.extend(self.ledger.units.get(&number).map(|unit| (consumer, unit.id.clone())));
+            ticked.decisions.extend(self.end_lease(number, Place::Waiting));
+            self.consumers.fell_silent(consumer);
+        }
         self.verify();
-        decisions
+        ticked
     }
 
     /// When [`Self::tick`] has something to do next.
@@ -167,7 +172,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
 
     /// Gives out waiting units, at most so many; if as many come back, there may be more. The oldest unit goes first, to
     /// the consumer with room for it that has the fewest tokens out (then the fewest taken since it joined, then the
-    /// lowest id). If nobody has room for the oldest, nothing overtakes it.
+    /// lowest id); one whose lease ran out comes after all others. If nobody has room for the oldest, nothing overtakes it.
     pub fn dispatch(&mut self, now_ms: u64, max_units: usize) -> Vec<Delivery<P>> {
         self.ledger.end_delays(now_ms);
         let mut deliveries = Vec::new();

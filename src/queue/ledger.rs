@@ -154,15 +154,21 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         }
         self.counts.of(from).remove(tokens);
         self.counts.of(to).add(tokens);
-        let effect = self.note_settling(source, from.is_settled(), to.is_settled());
+        let effect = self.note_settling(source, from, to);
         Some(Moved { from, tokens, effect })
     }
 
-    fn note_settling(&mut self, key: K, was_settled: bool, is_settled: bool) -> Option<QueueEffect<K>> {
+    fn note_settling(&mut self, key: K, from: Place, to: Place) -> Option<QueueEffect<K>> {
+        let (was_settled, is_settled) = (from.is_settled(), to.is_settled());
+        let source = self.sources.get_mut(&key)?;
+        if was_settled && is_settled {
+            // It could have been released by hand, and cannot any more.
+            let freed = from.keeps_payload() && !to.keeps_payload() && source.unsettled == 0;
+            return freed.then_some(QueueEffect::SourceSettled { source: key });
+        }
         if was_settled == is_settled {
             return None;
         }
-        let source = self.sources.get_mut(&key)?;
         if is_settled {
             source.unsettled -= 1;
             (source.unsettled == 0).then_some(QueueEffect::SourceSettled { source: key })

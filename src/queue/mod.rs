@@ -51,7 +51,9 @@ pub use definition::{
     ConsumerGroupMismatch, GroupDefinition, LEASE_MS, MAX_CONSUMER_GROUPS, MAX_CONSUMERS, MAX_EPHEMERAL_WAITING_UNITS,
     MAX_NACK_DELAY_MS, MAX_UNITS_IN_FLIGHT, QueueBounds,
 };
-pub use effect::{AckResult, Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, QueueEffect, ReleaseResult};
+pub use effect::{
+    AckResult, Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, QueueEffect, ReleaseResult, Ticked,
+};
 pub use group::ConsumerGroup;
 pub use ledger::Tally;
 pub use stats::{ConsumerFacts, GroupStats, WaitReason, WaitingFor};
@@ -145,6 +147,14 @@ impl<K: Ord + Clone, P: Clone> Queue<K, P> {
     /// All groups, by name, to change them.
     pub fn groups_mut(&mut self) -> impl Iterator<Item = (&str, &mut ConsumerGroup<K, P>)> {
         self.groups.iter_mut().map(|(name, group)| (name.as_str(), group))
+    }
+
+    /// From now on leases last so long, in every group.
+    pub fn set_lease_ms(&mut self, lease_ms: u64) {
+        self.bounds.lease_ms = lease_ms;
+        for group in self.groups.values_mut() {
+            group.bounds.lease_ms = lease_ms;
+        }
     }
 
     /// Forgets a retired rollout in every group.

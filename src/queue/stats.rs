@@ -49,6 +49,8 @@ pub struct ConsumerFacts {
     pub delivered: Tally,
     /// When it last said something.
     pub last_sign_ms: u64,
+    /// A lease of it ran out, and it has said nothing since.
+    pub silent: bool,
 }
 
 /// Why a consumer is given nothing.
@@ -129,6 +131,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             in_flight: consumer.in_flight(),
             delivered: Tally { units: consumer.delivered_units, tokens: consumer.delivered_tokens },
             last_sign_ms: consumer.last_sign_ms,
+            silent: consumer.silent,
         })
     }
 

@@ -65,13 +65,15 @@ pub enum DropReason {
     Stale,
     /// Pushed out of the bounded line of an ephemeral consumer group.
     Overflow,
+    /// By hand, after it was undeliverable.
+    Operator,
     /// Its rollout was forgotten while the unit was not settled.
     Forgotten,
 }
 
 impl DropReason {
     /// Every reason, in the order of the metrics.
-    pub const ALL: [Self; 4] = [Self::Undeliverable, Self::Stale, Self::Overflow, Self::Forgotten];
+    pub const ALL: [Self; 5] = [Self::Undeliverable, Self::Stale, Self::Overflow, Self::Operator, Self::Forgotten];
 
     /// The reason as a word, for metrics and notices.
     #[must_use]
@@ -80,6 +82,7 @@ impl DropReason {
             Self::Undeliverable => "undeliverable",
             Self::Stale => "stale",
             Self::Overflow => "overflow",
+            Self::Operator => "operator",
             Self::Forgotten => "forgotten",
         }
     }

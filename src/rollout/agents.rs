@@ -4,6 +4,7 @@
 //! a value that was left out may still come. The kept calls are the union of all lists, of ends and of the seal.
 
 use std::collections::{BTreeMap, HashSet};
+use std::hash::Hash;
 
 use crate::error::{Reason, Refusal};
 use crate::forest::Forest;
@@ -121,12 +122,14 @@ impl AgentBook {
             return Err(conflict("status"));
         }
         let kept = match (&known.kept, &new.kept) {
-            (Some(one), Some(other)) if !same_calls(one, other) => return Err(conflict("kept")),
+            (Some(one), Some(other)) if !same_set(one, other) => return Err(conflict("kept")),
             (Some(list), _) | (None, Some(list)) => Some(list.clone()),
             (None, None) => None,
         };
         let answers_read = match (known.answers_read.is_empty(), new.answers_read.is_empty()) {
-            (false, false) if known.answers_read != new.answers_read => return Err(conflict("answers_read_agent_ids")),
+            (false, false) if !same_set(&known.answers_read, &new.answers_read) => {
+                return Err(conflict("answers_read_agent_ids"));
+            }
             (true, _) => new.answers_read.clone(),
             (false, _) => known.answers_read.clone(),
         };
@@ -185,10 +188,9 @@ pub(crate) fn check_parent(
     }
 }
 
-/// Whether two lists hold the same calls, in any order.
-pub(crate) fn same_calls(one: &[CallId], other: &[CallId]) -> bool {
-    let set = |list: &[CallId]| list.iter().cloned().collect::<HashSet<_>>();
-    one == other || set(one) == set(other)
+/// Whether two lists hold the same ids, in any order.
+pub(crate) fn same_set<T: Eq + Hash>(one: &[T], other: &[T]) -> bool {
+    one == other || one.iter().collect::<HashSet<_>>() == other.iter().collect::<HashSet<_>>()
 }
 
 /// The value of a fact that may be left out: a value stands, a second must be the same.

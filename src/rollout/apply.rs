@@ -5,11 +5,13 @@ use std::sync::Arc;
 use crate::forest::call::CallIndex;
 use crate::forest::link::Verdict;
 use crate::forest::{CallRecord, Placement};
+use crate::ids::{AgentId, CallId};
 
 use super::awaited::Awaited;
 use super::event::{Decision, Discarded, Disposition, Effect, RolloutRecord};
 use super::settings::BrokenLinkRule;
 use super::status;
+use super::wait::Wait;
 use super::{FinalisedRollout, OpenRollout, Rollout};
 
 /// What applying a record did.
@@ -24,9 +26,21 @@ pub struct Applied {
 impl Rollout {
     /// Applies a record, and finalises the rollout if that completes it.
     pub fn apply(&mut self, record: RolloutRecord, now_ms: u64) -> Applied {
-        let Self::Open(open) = self else { return Applied::default() };
-        open.heard_at_ms = now_ms;
-        open.wait_afresh(now_ms);
+        let open = match self {
+            Self::Open(open) => open,
+            Self::Finalised(finalised) => {
+                if let RolloutRecord::Conflict(call) = record {
+                    finalised.mark_conflict(call);
+                }
+                return Applied::default();
+            }
+        };
+        // What a clock decides is no sign of life.
+        if !matches!(record, RolloutRecord::Decision(_)) {
+            open.heard_at_ms = now_ms;
+            open.missing_calls.look_again(now_ms);
+            open.missing_parents.look_again(now_ms);
+        }
         let mut applied = Applied::default();
         if let Some(discarded) = open.apply(record, now_ms, &mut applied) {
             applied.effects.push(Effect::Discarded(discarded));
@@ -56,6 +70,9 @@ impl OpenRollout {
             }
             RolloutRecord::Group(group) => facts.group = Some(group),
             RolloutRecord::Call(record) => self.apply_call(record, applied),
+            RolloutRecord::ParentAgent { call, parent_agent_id, prompt } => {
+                self.apply_parent_agent(&call, &parent_agent_id, prompt, applied);
+            }
             RolloutRecord::AgentStart(start) => facts.agents.apply_start(&mut facts.forest, start),
             RolloutRecord::AgentEnd(end) => {
                 let gives_list = end.kept.is_some();
@@ -72,12 +89,12 @@ impl OpenRollout {
                 facts.seal = seal.or_else(|| facts.seal.take());
                 facts.reward = reward.or_else(|| facts.reward.take());
                 if sealed {
-                    self.awaiting_since_ms = Some(now_ms);
+                    self.begin_waits(now_ms);
                 }
                 self.awaited = None;
             }
             RolloutRecord::Discard { reason, disposition } => return Some(Discarded { reason, disposition }),
-            RolloutRecord::Conflict(call) => facts.conflict = facts.conflict.take().or(Some(call)),
+            RolloutRecord::Conflict(call) => facts.mark_conflict(call),
             RolloutRecord::Decision(Decision::IdleTimeout) => return final_end("idle_timeout"),
             RolloutRecord::Decision(Decision::MissingCallsDiscard) => return final_end("missing_call"),
             RolloutRecord::Decision(Decision::MissingCallsFinalise) => facts.without_missing = true,
@@ -102,23 +119,33 @@ impl OpenRollout {
         applied.call = Some((accepted.call, accepted.verdict));
     }
 
+    /// A call that stands said its agent's parent only now, and perhaps its prompt in another form.
+    fn apply_parent_agent(
+        &mut self,
+        call: &CallId,
+        parent: &AgentId,
+        prompt: Option<CallRecord>,
+        applied: &mut Applied,
+    ) {
+        let Some(known) = self.facts.forest.find(call) else { return };
+        let agent = self.facts.forest.call(known).agent();
+        self.facts.forest.set_parent_agent(agent, parent);
+        match prompt {
+            Some(record) => self.apply_call(record, applied),
+            None => applied.call = Some((known, self.facts.forest.verdict(known))),
+        }
+    }
+
     /// A new list changes what is awaited, and starts the wait afresh.
     fn kept_changed(&mut self, now_ms: u64) {
         self.awaited = None;
         if self.facts.seal.is_some() {
-            self.awaiting_since_ms = Some(now_ms);
+            self.begin_waits(now_ms);
         }
     }
 
-    /// Something came after a clock had looked and found nothing missing: what it names has the whole time again.
-    fn wait_afresh(&mut self, now_ms: u64) {
-        let settings = &self.facts.settings;
-        let shortest = settings.missing_call_timeout_ms.min(settings.missing_parent_timeout_ms);
-        if let (Some(since), Some(checked)) = (self.awaiting_since_ms, self.checked_at_ms)
-            && since.saturating_add(shortest) <= checked
-        {
-            self.awaiting_since_ms = Some(now_ms);
-        }
+    fn begin_waits(&mut self, now_ms: u64) {
+        (self.missing_calls, self.missing_parents) = (Wait::since(now_ms), Wait::since(now_ms));
     }
 
     /// Sealed, rewarded, and nothing is awaited any more.
@@ -130,6 +157,9 @@ impl OpenRollout {
         if status::missing_expected_calls(facts) > 0 && !facts.without_missing {
             return false;
         }
+        if facts.without_missing || facts.parents_given_up {
+            return Awaited::new(facts).all_but_given_up(facts);
+        }
         self.awaited.get_or_insert_with(|| Awaited::new(facts)).all_there(facts)
     }
 
@@ -138,7 +168,7 @@ impl OpenRollout {
         let settings = Arc::clone(&self.facts.settings);
         let incomplete = self.facts.without_missing
             && (status::missing_expected_calls(&self.facts) > 0
-                || Awaited::new(&self.facts).missing(&self.facts).iter().any(|(_, cause)| !cause.is_parent()));
+                || Awaited::new(&self.facts).missing(&self.facts).iter().any(|(_, cause)| cause.is_kept()));
         let kept = self.facts.kept();
         let links = self.facts.forest.links(&kept);
         if !links.broken.is_empty() && settings.broken_link == BrokenLinkRule::Discard {

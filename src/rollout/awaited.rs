@@ -2,7 +2,8 @@
 //!
 //! The calls to wait for are one growing list, gone through by a cursor that only moves forward: a call behind the cursor is
 //! there. So the wait costs constant time for each call in all, however many come after the seal. The list is made anew when a
-//! new kept list changes what is kept.
+//! new kept list changes what is kept, and for each look once a clock has given something up: what comes after that may still
+//! name a call to wait for.
 
 use std::collections::HashSet;
 
@@ -23,6 +24,12 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Whether the wait for it ends with `missing_call_timeout`.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        matches!(self, Self::Kept)
+    }
+
     /// Whether the wait for it ends with `missing_parent_timeout`.
     #[must_use]
     pub fn is_parent(&self) -> bool {
@@ -61,19 +68,23 @@ impl Awaited {
 
     /// Whether all are there. Moves the cursor past those that are.
     pub fn all_there(&mut self, facts: &Facts) -> bool {
-        while let Some((id, cause)) = self.required.get(self.cursor) {
-            let given_up = cause.is_parent() && facts.parents_given_up;
-            let Some(call) = facts.forest.find_placed(id) else {
-                if given_up || facts.without_missing {
-                    self.cursor += 1;
-                    continue;
-                }
-                return false;
-            };
+        while let Some((id, _)) = self.required.get(self.cursor) {
+            let Some(call) = facts.forest.find_placed(id) else { return false };
             self.cursor += 1;
             self.require_parent(facts, call);
         }
         true
+    }
+
+    /// Whether all are there but those that a clock has given up.
+    #[must_use]
+    pub fn all_but_given_up(self, facts: &Facts) -> bool {
+        self.missing(facts).iter().all(|(_, cause)| match cause {
+            Cause::Kept => facts.without_missing,
+            Cause::NamedParent(_) => facts.parents_given_up,
+            // The call that needs it for its ids is missing itself.
+            Cause::NamedBase(_) => true,
+        })
     }
 
     /// All that are not there, wherever the cursor is.
@@ -84,12 +95,18 @@ impl Awaited {
             self.cursor += 1;
             match facts.forest.find_placed(&id) {
                 Some(call) => self.require_parent(facts, call),
-                None => {
-                    if let Some(base) = facts.forest.find(&id).and_then(|call| facts.forest.call(call).pending_base()) {
-                        self.require(&base.clone(), Cause::NamedBase(id.clone()));
-                    }
-                    missing.push((id, cause));
-                }
+                None => missing.push((id, cause)),
+            }
+        }
+        // Bases come last: one that is kept or named as a parent stands there for that.
+        let mut at = 0;
+        while let Some((id, _)) = missing.get(at).cloned() {
+            at += 1;
+            let base = facts.forest.find(&id).and_then(|call| facts.forest.call(call).pending_base());
+            if let Some(base) = base.filter(|base| facts.forest.find_placed(base).is_none())
+                && self.seen.insert(base.clone())
+            {
+                missing.push((base.clone(), Cause::NamedBase(id)));
             }
         }
         missing

@@ -159,6 +159,15 @@ pub enum RolloutRecord {
     Group(GroupId),
     /// A call.
     Call(CallRecord),
+    /// A call that stands came again and said its agent's parent, which was not known; perhaps with its prompt in another form.
+    ParentAgent {
+        /// The call.
+        call: CallId,
+        /// The parent of its agent.
+        parent_agent_id: AgentId,
+        /// Its prompt, if that is new.
+        prompt: Option<CallRecord>,
+    },
     /// An agent's start.
     AgentStart(AgentStart),
     /// An agent's end.

@@ -1,13 +1,15 @@
 //! Whether a rollout takes an event: RULES section 4, line by line. Reads only.
 
+use std::collections::HashSet;
+
 use crate::error::{Reason, Refusal};
 use crate::forest::call::{CallIndex, NewCall, TokensState};
-use crate::forest::{CallRefusal, JudgedCall};
-use crate::ids::{CallId, Name};
+use crate::forest::{CallRecord, CallRefusal, JudgedCall};
+use crate::ids::{AgentId, CallId, Name};
 use crate::limits;
 
-use super::agents::{Merged, check_parent, same_calls};
-use super::event::{Event, Open, Reward, RolloutRecord, Seal};
+use super::agents::{Merged, check_parent, same_set};
+use super::event::{AgentEnd, AgentStart, Event, Open, Reward, RolloutRecord, Seal};
 use super::settings::NonfiniteLogprobsRule;
 use super::{Facts, Rollout};
 
@@ -33,17 +35,13 @@ impl Rollout {
             Event::Call { call, names_policy } => return self.judge_call(*call, names_policy),
             Event::Heartbeat => return Judgement::Heard,
             Event::Open(open) => facts.judge_open(&open).map(|merged| merged_to(merged, RolloutRecord::Open)),
-            Event::AgentStart(start) => facts
-                .judge_new_agents(std::iter::once(&start.agent_id).chain(&start.parent_agent_id))
-                .and_then(|()| facts.agents.judge_start(&facts.forest, &start))
-                .map(|merged| merged_to(merged, RolloutRecord::AgentStart)),
-            Event::AgentEnd(end) => facts
-                .judge_new_agents(std::iter::once(&end.agent_id))
-                .and_then(|()| facts.agents.judge_end(&facts.forest, &end))
-                .map(|merged| merged_to(merged, RolloutRecord::AgentEnd)),
-            Event::Seal(seal) => facts.judge_finish(Some(&seal), None),
-            Event::Reward(reward) => facts.judge_finish(None, Some(&reward)),
-            Event::Finish(seal, reward) => facts.judge_finish(Some(&seal), Some(&reward)),
+            Event::AgentStart(start) => {
+                facts.judge_start(&start).map(|merged| merged_to(merged, RolloutRecord::AgentStart))
+            }
+            Event::AgentEnd(end) => facts.judge_end(&end).map(|merged| merged_to(merged, RolloutRecord::AgentEnd)),
+            Event::Seal(seal) => facts.judge_finish(Some(&seal), None, ""),
+            Event::Reward(reward) => facts.judge_finish(None, Some(&reward), ""),
+            Event::Finish(seal, reward) => facts.judge_finish(Some(&seal), Some(&reward), "finish."),
             Event::Discard { reason, disposition } => Ok(Some(RolloutRecord::Discard { reason, disposition })),
         };
         match judged {
@@ -66,23 +64,34 @@ impl Rollout {
                 let message =
                     format!("call {id:?} has come with another {field}; the first stands, and the rollout is marked");
                 let refusal = Refusal::new(Reason::CallConflict, message).field(format!("call.{field}")).call(&id);
-                let mark = facts.conflict.is_none() && self.finalised().is_none();
+                let mark = facts.conflict().is_none();
                 return Judgement::Refused(refusal, mark.then_some(RolloutRecord::Conflict(id)));
             }
             Err(CallRefusal::ResendFullPrompt(why)) => {
                 return Judgement::Refused(resend_full_prompt(&id, &why), None);
             }
         };
-        match judged {
-            JudgedCall::Duplicate(known) if facts.forest.call(known).tokens_state() == TokensState::Unresolved => {
+        let new_parent = match facts.new_parent_agent(&call) {
+            Ok(new_parent) => new_parent,
+            Err(refusal) => return Judgement::Refused(refusal.call(&id), None),
+        };
+        let record = match (judged, new_parent) {
+            (JudgedCall::Duplicate(known), _) if facts.forest.call(known).tokens_state() == TokensState::Unresolved => {
                 let why = "its delta's base turned out to be another call's text";
-                Judgement::Refused(resend_full_prompt(&id, why), None)
+                return Judgement::Refused(resend_full_prompt(&id, why), None);
             }
-            JudgedCall::Duplicate(known) => Judgement::Duplicate(Some(known)),
-            JudgedCall::Record(record) => match self.judge_moment(&id).and_then(|()| facts.judge_room(&call)) {
-                Ok(()) => Judgement::Record(RolloutRecord::Call(record)),
-                Err(refusal) => Judgement::Refused(refusal.call(&id), None),
-            },
+            (JudgedCall::Duplicate(known), None) => return Judgement::Duplicate(Some(known)),
+            (JudgedCall::Duplicate(_), Some(parent_agent_id)) => {
+                RolloutRecord::ParentAgent { call: id.clone(), parent_agent_id, prompt: None }
+            }
+            (JudgedCall::Record(prompt @ CallRecord::Prompt(..)), Some(parent_agent_id)) => {
+                RolloutRecord::ParentAgent { call: id.clone(), parent_agent_id, prompt: Some(prompt) }
+            }
+            (JudgedCall::Record(record), _) => RolloutRecord::Call(record),
+        };
+        match self.judge_moment(&id).and_then(|()| facts.judge_room(&call)) {
+            Ok(()) => Judgement::Record(record),
+            Err(refusal) => Judgement::Refused(refusal.call(&id), None),
         }
     }
 
@@ -152,19 +161,27 @@ impl Facts {
         Ok(())
     }
 
-    /// Whether a new call goes with what is known, and has room.
-    fn judge_room(&self, call: &NewCall) -> Result<(), Refusal> {
+    /// The parent of a call's agent, if the call says it and it was not known.
+    fn new_parent_agent(&self, call: &NewCall) -> Result<Option<AgentId>, Refusal> {
         let facts = &call.facts;
         check_parent(&self.forest, &facts.agent_id, facts.parent_agent_id.as_ref(), "call.parent_agent_id")?;
+        let known = self.forest.find_agent(&facts.agent_id).and_then(|agent| self.forest.agent(agent).parent());
+        Ok(facts.parent_agent_id.clone().filter(|_| known.is_none()))
+    }
+
+    /// Whether what is new of a call has room.
+    fn judge_room(&self, call: &NewCall) -> Result<(), Refusal> {
+        let facts = &call.facts;
         self.judge_new_agents(std::iter::once(&facts.agent_id).chain(&facts.parent_agent_id))?;
         let tokens = call.prompt.length() + facts.generation.len();
         if tokens > limits::CALL_TOKENS_MAX {
             let message = format!("the call has {tokens} tokens, more than {}", limits::CALL_TOKENS_MAX);
             return Err(Refusal::new(Reason::OverLimit, message).field("call.prompt"));
         }
-        if self.forest.call_count() >= limits::ROLLOUT_CALLS_MAX
-            || self.forest.name_count() >= limits::ROLLOUT_NAMES_MAX
-        {
+        let is_new = self.forest.find(&facts.call_id).is_none();
+        let full = self.forest.call_count() >= limits::ROLLOUT_CALLS_MAX
+            || self.forest.name_count() >= limits::ROLLOUT_NAMES_MAX;
+        if is_new && full {
             let message = format!(
                 "a rollout has at most {} calls and {} names of policies, models, kinds and finish reasons",
                 limits::ROLLOUT_CALLS_MAX,
@@ -175,14 +192,40 @@ impl Facts {
         Ok(())
     }
 
-    fn judge_new_agents<'a>(&self, ids: impl Iterator<Item = &'a crate::ids::AgentId>) -> Result<(), Refusal> {
-        let new = ids.filter(|id| self.forest.find_agent(id).is_none()).count();
-        let facts = self.agents.fact_count() + new;
-        if self.forest.agent_count().max(facts) + new > limits::ROLLOUT_AGENTS_MAX {
-            let message = format!("a rollout has at most {} agents, starts and ends", limits::ROLLOUT_AGENTS_MAX);
+    fn judge_new_agents<'a>(&self, ids: impl Iterator<Item = &'a AgentId>) -> Result<(), Refusal> {
+        let new: HashSet<&AgentId> = ids.filter(|id| self.forest.find_agent(id).is_none()).collect();
+        if self.forest.agent_count() + new.len() <= limits::ROLLOUT_AGENTS_MAX {
+            return Ok(());
+        }
+        let message = format!("a rollout has at most {} agents", limits::ROLLOUT_AGENTS_MAX);
+        Err(Refusal::new(Reason::RolloutFull, message))
+    }
+
+    /// Whether one more start or end of an agent has room.
+    fn judge_agent_fact<'a>(&self, agents: impl Iterator<Item = &'a AgentId>) -> Result<(), Refusal> {
+        if self.agents.fact_count() >= limits::ROLLOUT_AGENT_FACTS_MAX {
+            let message =
+                format!("a rollout has at most {} starts and ends of agents", limits::ROLLOUT_AGENT_FACTS_MAX);
             return Err(Refusal::new(Reason::RolloutFull, message));
         }
-        Ok(())
+        self.judge_new_agents(agents)
+    }
+
+    fn judge_start(&self, start: &AgentStart) -> Result<Merged<AgentStart>, Refusal> {
+        let merged = self.agents.judge_start(&self.forest, start)?;
+        if merged != Merged::Same {
+            let agents = std::iter::once(&start.agent_id).chain(&start.parent_agent_id);
+            self.judge_agent_fact(agents).map_err(|refusal| refusal.agent(&start.agent_id))?;
+        }
+        Ok(merged)
+    }
+
+    fn judge_end(&self, end: &AgentEnd) -> Result<Merged<AgentEnd>, Refusal> {
+        let merged = self.agents.judge_end(&self.forest, end)?;
+        if merged != Merged::Same {
+            self.judge_agent_fact(std::iter::once(&end.agent_id)).map_err(|refusal| refusal.agent(&end.agent_id))?;
+        }
+        Ok(merged)
     }
 
     fn judge_open(&self, new: &Open) -> Result<Merged<Open>, Refusal> {
@@ -213,46 +256,52 @@ impl Facts {
         Ok(if merged == Open::default() { Merged::Same } else { Merged::New(merged) })
     }
 
-    /// A seal, a reward, or both: the record of what is new, or none.
-    fn judge_finish(&self, seal: Option<&Seal>, reward: Option<&Reward>) -> Result<Option<RolloutRecord>, Refusal> {
-        let seal = seal.map(|seal| self.judge_seal(seal)).transpose()?.flatten();
-        let reward = reward.map(|reward| self.judge_reward(reward)).transpose()?.flatten();
+    /// A seal, a reward, or both: the record of what is new, or none. `path` stands before the fields' names.
+    fn judge_finish(
+        &self,
+        seal: Option<&Seal>,
+        reward: Option<&Reward>,
+        path: &str,
+    ) -> Result<Option<RolloutRecord>, Refusal> {
+        let seal = seal.map(|seal| self.judge_seal(seal, path)).transpose()?.flatten();
+        let reward = reward.map(|reward| self.judge_reward(reward, path)).transpose()?.flatten();
         Ok((seal.is_some() || reward.is_some()).then_some(RolloutRecord::Finish(seal, reward)))
     }
 
-    fn judge_seal(&self, new: &Seal) -> Result<Option<Seal>, Refusal> {
-        if let Some(lists) = &new.kept {
-            self.judge_new_agents(lists.keys())?;
-        }
-        let Some(known) = &self.seal else { return Ok(Some(new.clone())) };
+    fn judge_seal(&self, new: &Seal, path: &str) -> Result<Option<Seal>, Refusal> {
         let conflict = |field: &str| {
             let message = format!("the rollout was sealed with another {field}; the first value stands");
-            Refusal::new(Reason::SealConflict, message).field(format!("seal.{field}"))
+            Refusal::new(Reason::SealConflict, message).field(format!("{path}seal.{field}"))
         };
-        let kept = match (&known.kept, &new.kept) {
+        let known = self.seal.as_ref();
+        let kept = match (known.and_then(|known| known.kept.as_ref()), &new.kept) {
             (Some(one), Some(other)) => {
                 let same =
-                    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a.0 == b.0 && same_calls(a.1, b.1));
+                    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a.0 == b.0 && same_set(a.1, b.1));
                 if !same {
                     return Err(conflict("kept"));
                 }
-                known.kept.clone()
+                Some(one)
             }
-            (known, new) => known.clone().or_else(|| new.clone()),
+            (known, new) => known.or(new.as_ref()),
         };
-        let expected_calls = match (known.expected_calls, new.expected_calls) {
+        let expected_calls = match (known.and_then(|known| known.expected_calls), new.expected_calls) {
             (Some(one), Some(other)) if one != other => return Err(conflict("expected_calls")),
             (known, new) => known.or(new),
         };
-        let merged = Seal { kept, expected_calls };
-        Ok((merged != *known).then_some(merged))
+        let merged = Seal { kept: kept.cloned(), expected_calls };
+        if known == Some(&merged) {
+            return Ok(None);
+        }
+        self.judge_new_agents(merged.kept.iter().flat_map(std::collections::BTreeMap::keys))?;
+        Ok(Some(merged))
     }
 
-    fn judge_reward(&self, new: &Reward) -> Result<Option<Reward>, Refusal> {
+    fn judge_reward(&self, new: &Reward, path: &str) -> Result<Option<Reward>, Refusal> {
         let Some(known) = &self.reward else { return Ok(Some(new.clone())) };
         let conflict = |field: &str| {
             let message = format!("the rollout has another {field}; the first value stands");
-            Refusal::new(Reason::RewardConflict, message).field(format!("reward.{field}"))
+            Refusal::new(Reason::RewardConflict, message).field(format!("{path}reward.{field}"))
         };
         if known.value != new.value {
             return Err(conflict("value"));

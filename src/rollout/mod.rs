@@ -19,9 +19,10 @@ pub mod run_settings;
 pub mod settings;
 pub mod status;
 pub mod view;
+mod wait;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::forest::Forest;
 use crate::forest::call::CallIndex;
@@ -34,6 +35,7 @@ use agents::AgentBook;
 use awaited::Awaited;
 use event::{Decision, Reward, Seal};
 use settings::RolloutSettings;
+use wait::Wait;
 
 pub use apply::Applied;
 pub use judge::Judgement;
@@ -56,8 +58,8 @@ pub struct Facts {
     pub seal: Option<Seal>,
     /// The reward, if it has come.
     pub reward: Option<Reward>,
-    /// The first call that came twice with different content.
-    pub conflict: Option<CallId>,
+    /// The first call that came twice with different content. It may still be found when all else stands.
+    conflict: OnceLock<CallId>,
     /// Named parents that have not come count as broken.
     pub parents_given_up: bool,
     /// It is finalised without the kept calls that have not come.
@@ -83,6 +85,17 @@ impl Facts {
                 && !self.agents.has_list(stored.agent()))
     }
 
+    /// The first call that came twice with different content, if one did.
+    #[must_use]
+    pub fn conflict(&self) -> Option<&CallId> {
+        self.conflict.get()
+    }
+
+    fn mark_conflict(&self, call: CallId) {
+        // The first mark stands.
+        let _ = self.conflict.set(call);
+    }
+
     /// The kept calls that generated something and have their ids.
     #[must_use]
     pub fn kept(&self) -> CallSet {
@@ -102,10 +115,10 @@ pub struct OpenRollout {
     /// What still has to come; there once it is sealed and rewarded.
     awaited: Option<Awaited>,
     heard_at_ms: u64,
-    /// When the wait for missing calls and parents began: at the seal, or at a later list.
-    awaiting_since_ms: Option<u64>,
-    /// When a clock last looked and found nothing to decide.
-    checked_at_ms: Option<u64>,
+    /// The wait for missing kept calls, from the seal or a later list on.
+    missing_calls: Wait,
+    /// The wait for calls that links name.
+    missing_parents: Wait,
     /// Kept calls that were refused and must be sent again, with the reason.
     refused: BTreeMap<CallId, &'static str>,
     refused_requests: u64,
@@ -148,7 +161,7 @@ impl Facts {
             self.tags,
             self.seal,
             self.reward,
-            self.conflict,
+            self.conflict(),
             self.parents_given_up,
             self.without_missing
         )
@@ -168,7 +181,7 @@ impl Rollout {
             tags: BTreeMap::new(),
             seal: None,
             reward: None,
-            conflict: None,
+            conflict: OnceLock::new(),
             parents_given_up: false,
             without_missing: false,
         };
@@ -176,8 +189,8 @@ impl Rollout {
             facts,
             awaited: None,
             heard_at_ms: now_ms,
-            awaiting_since_ms: None,
-            checked_at_ms: None,
+            missing_calls: Wait::default(),
+            missing_parents: Wait::default(),
             refused: BTreeMap::new(),
             refused_requests: 0,
         }))
@@ -227,7 +240,11 @@ impl Rollout {
                 let (links, forest) = (&finalised.links, &finalised.facts.forest);
                 let parent = links.parent(call);
                 match links.broken_link(call) {
-                    Some(broken) => Verdict { link: LinkVerdict::Broken(broken.clone(), parent), drift: None },
+                    Some(broken) => {
+                        let parts = broken.first_difference.and_then(|_| forest.find_placed(&broken.named));
+                        let drift = parts.map(|compared| forest.drift(compared, call));
+                        Verdict { link: LinkVerdict::Broken(broken.clone(), parent), drift }
+                    }
                     None => Verdict {
                         link: parent.map_or(LinkVerdict::Root, LinkVerdict::Child),
                         drift: forest.drift_from_previous(call, parent),
@@ -241,51 +258,67 @@ impl Rollout {
     #[must_use]
     pub fn next_deadline_ms(&self) -> Option<u64> {
         let Self::Open(open) = self else { return None };
-        let settings = &open.facts.settings;
-        let idle = open.heard_at_ms.saturating_add(settings.idle_timeout_ms);
-        let since = |timeout_ms: u64| {
-            let deadline = open.awaiting_since_ms?.saturating_add(timeout_ms);
-            Some(deadline).filter(|deadline| open.checked_at_ms.is_none_or(|checked| checked < *deadline))
-        };
-        let missing_calls = since(settings.missing_call_timeout_ms).filter(|_| !open.facts.without_missing);
-        let missing_parents = since(settings.missing_parent_timeout_ms).filter(|_| !open.facts.parents_given_up);
-        [Some(idle), missing_calls, missing_parents].into_iter().flatten().min()
+        let facts = &open.facts;
+        let missing_calls = open.missing_calls.deadline_ms(facts.settings.missing_call_timeout_ms);
+        let missing_parents = open.missing_parents.deadline_ms(facts.settings.missing_parent_timeout_ms);
+        let deadlines = [
+            open.idle_deadline_ms(),
+            missing_calls.filter(|_| !facts.without_missing),
+            missing_parents.filter(|_| !facts.parents_given_up),
+        ];
+        deadlines.into_iter().flatten().min()
     }
 
     /// What a clock decides now, if anything. The decision is logged before it is applied.
     #[must_use]
     pub fn due(&self, now_ms: u64) -> Option<Decision> {
         let Self::Open(open) = self else { return None };
-        let settings = &open.facts.settings;
-        if open.heard_at_ms.saturating_add(settings.idle_timeout_ms) <= now_ms {
+        let (facts, settings) = (&open.facts, &open.facts.settings);
+        if open.idle_deadline_ms().is_some_and(|deadline| deadline <= now_ms) {
             return Some(Decision::IdleTimeout);
         }
-        let since = open.awaiting_since_ms?;
-        let missing = status::missing(self);
-        let (parents, calls): (Vec<_>, Vec<_>) = missing.iter().partition(|missing| missing.cause.is_parent());
-        let expected = status::missing_expected_calls(&open.facts) > 0;
-        if since.saturating_add(settings.missing_call_timeout_ms) <= now_ms
-            && !open.facts.without_missing
-            && (expected || !calls.is_empty())
-        {
+        let calls_due = !facts.without_missing && open.missing_calls.is_over(settings.missing_call_timeout_ms, now_ms);
+        let parents_due =
+            !facts.parents_given_up && open.missing_parents.is_over(settings.missing_parent_timeout_ms, now_ms);
+        if !calls_due && !parents_due {
+            return None;
+        }
+        let missing = Awaited::new(facts).missing(facts);
+        let calls = status::missing_expected_calls(facts) > 0 || missing.iter().any(|(_, cause)| cause.is_kept());
+        if calls_due && calls {
             return Some(match settings.missing_call {
                 settings::MissingCallRule::Discard => Decision::MissingCallsDiscard,
                 settings::MissingCallRule::Finalise => Decision::MissingCallsFinalise,
             });
         }
-        let parents_due = since.saturating_add(settings.missing_parent_timeout_ms) <= now_ms;
-        (parents_due && !open.facts.parents_given_up && !parents.is_empty()).then_some(Decision::MissingParentsGivenUp)
+        let parents = missing.iter().any(|(_, cause)| cause.is_parent());
+        (parents_due && parents).then_some(Decision::MissingParentsGivenUp)
     }
 
     /// After [`Rollout::due`] found nothing to decide at a deadline: no longer waits for that one.
     pub fn deadline_passed(&mut self, now_ms: u64) {
         if let Self::Open(open) = self {
-            open.checked_at_ms = Some(now_ms);
+            let settings = &open.facts.settings;
+            open.missing_calls.looked(settings.missing_call_timeout_ms, now_ms);
+            open.missing_parents.looked(settings.missing_parent_timeout_ms, now_ms);
         }
     }
 }
 
+impl OpenRollout {
+    /// When it is discarded if nothing is heard of it. One that is sealed and rewarded awaits only calls, which have limits of
+    /// their own.
+    fn idle_deadline_ms(&self) -> Option<u64> {
+        let harness_is_done = self.facts.seal.is_some() && self.facts.reward.is_some();
+        (!harness_is_done).then(|| self.heard_at_ms.saturating_add(self.facts.settings.idle_timeout_ms))
+    }
+}
+
 impl FinalisedRollout {
+    fn mark_conflict(&self, call: CallId) {
+        self.facts.mark_conflict(call);
+    }
+
     /// All that is known of it.
     #[must_use]
     pub fn facts(&self) -> &Facts {
@@ -335,3 +368,6 @@ impl std::fmt::Debug for FinalisedRollout {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,8 @@
 
 use std::collections::HashMap;
 
-use crate::forest::call::{CallIndex, TokensState};
+use crate::forest::Agent;
+use crate::forest::call::{AgentIndex, CallIndex, TokensState};
 use crate::forest::link::Links;
 use crate::ids::{AgentId, CallId};
 
@@ -73,7 +74,7 @@ pub fn agents_without_list(facts: &Facts) -> Vec<AgentId> {
 /// The shape of a rollout's trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Agents that were heard of.
+    /// Agents that were started, by an event or by their first call.
     pub agents_started: u64,
     /// Agents whose latest start has its end.
     pub agents_finished: u64,
@@ -105,8 +106,11 @@ impl Rollout {
         let facts = self.facts();
         let agents: Vec<_> = facts.forest.agents().collect();
         let finished = agents.iter().filter(|(agent, _)| facts.agents.finished(*agent)).count();
+        let started = |(index, agent): &&(AgentIndex, &Agent)| {
+            !agent.calls().is_empty() || facts.agents.starts(*index).next().is_some()
+        };
         Shape {
-            agents_started: agents.len() as u64,
+            agents_started: agents.iter().filter(started).count() as u64,
             agents_finished: finished as u64,
             agent_depth: agent_depth(facts),
             call_depth: call_depth(facts, &links),

@@ -1,6 +1,7 @@
 //! `AdminService`: runs, and what is done by hand.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
@@ -15,6 +16,9 @@ use crate::store::sequencer::Command;
 
 use super::convert::fields::identifier;
 use super::{Shared, convert, ended_message, status};
+
+/// How long a drain waits for streams to end.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// The service.
 pub(super) struct Admin {
@@ -76,11 +80,12 @@ impl v1::admin_service_server::AdminService for Admin {
 
     async fn get_run(&self, request: Request<v1::GetRunRequest>) -> Result<Response<v1::GetRunResponse>, Status> {
         let id = run_id(&request.into_inner().run_id)?;
-        let Some(run) = self.shared.store.run(&id) else {
+        let found = self.shared.store.run(&id).map(|run| (run.settings.lock().clone(), run.created_unix_ms));
+        self.shared.store.durable(self.shared.store.last_position()).await;
+        let Some(((version, settings), created_unix_ms)) = found else {
             return Err(refused(Refusal::new(Reason::RunNotFound, format!("there is no run {id:?}")).field("run_id")));
         };
-        let (version, settings) = run.settings.lock().clone();
-        let run = convert::settings::run(&id, &settings, version, run.created_unix_ms);
+        let run = convert::settings::run(&id, &settings, version, created_unix_ms);
         Ok(Response::new(v1::GetRunResponse { run: Some(run) }))
     }
 
@@ -102,10 +107,13 @@ impl v1::admin_service_server::AdminService for Admin {
             let refusal = convert::fields::not_in_this_release("retry_after", "a delay of the operator's own");
             return Err(refused(refusal));
         }
-        let streams = self.shared.drain.receiver_count().saturating_sub(1) as u64;
+        let ended_streams = self.shared.streams.count();
         self.shared.store.start_draining();
         self.shared.drain.send_replace(true);
-        Ok(Response::new(v1::DrainResponse { ended_streams: streams }))
+        if tokio::time::timeout(DRAIN_TIMEOUT, self.shared.streams.none()).await.is_err() {
+            tracing::warn!("{} streams have not ended in {DRAIN_TIMEOUT:?}", self.shared.streams.count());
+        }
+        Ok(Response::new(v1::DrainResponse { ended_streams }))
     }
 
     async fn release_unit(
@@ -130,8 +138,11 @@ impl v1::admin_service_server::AdminService for Admin {
         let reason = if request.reason.is_empty() { "operator".to_owned() } else { request.reason };
         let reason = convert::report::discard_reason(reason, "reason").map_err(refused)?;
         let disposition = convert::report::disposition(request.disposition, "disposition").map_err(refused)?;
-        if self.shared.store.look(&about.key(), |_| ()).is_none() {
-            let message = format!("run {:?} has no rollout {:?}", about.run, about.rollout);
+        // A newer attempt than there is would be opened only to be discarded.
+        if self.shared.store.attempt(&about.key()).is_none_or(|known| known < about.attempt) {
+            self.shared.store.durable(self.shared.store.last_position()).await;
+            let message =
+                format!("run {:?} has no attempt {} of rollout {:?}", about.run, about.attempt, about.rollout);
             return Err(refused(Refusal::new(Reason::RolloutNotFound, message).field("rollout.rollout_id")));
         }
         let answer = self.shared.store.report(None, &about, Event::Discard { reason, disposition }, |_, _| ()).await;

@@ -63,13 +63,14 @@ impl v1::harness_service_server::HarnessService for Harness {
         let (outgoing, line) = mpsc::channel(limits::STREAM_ANSWERS_OUTSTANDING_MAX);
         let shared = self.shared.clone();
         tokio::spawn(read(shared.clone(), request.into_inner(), outgoing));
-        let responses = unfold(Some((line, shared)), |open| async move {
-            let (mut line, shared) = open?;
+        let open = shared.streams.enter();
+        let responses = unfold(Some((line, shared, open)), |open| async move {
+            let (mut line, shared, open) = open?;
             match line.recv().await? {
                 Outgoing::Response(response, position, in_flight) => {
                     shared.store.durable(position).await;
                     drop(in_flight);
-                    Some((Ok(*response), Some((line, shared))))
+                    Some((Ok(*response), Some((line, shared, open))))
                 }
                 Outgoing::End(status) => Some((Err(status), None)),
             }
@@ -116,10 +117,11 @@ async fn read(shared: Shared, mut requests: Streaming<v1::ReportRequest>, outgoi
                 Ok(Some(request)) => answered(&shared, reporter, request).await,
                 Ok(None) => break,
                 // What is no message cannot be answered with a sequence number.
-                Err(broken) => Outgoing::End(broken),
+                Err(broken) => Outgoing::End(unreadable(broken)),
             },
             Some(notice) = notices.recv() => match noticed(&shared, &notice) {
-                Some(response) => Outgoing::Response(Box::new(response), notice.position, None),
+                // It says what is known now, which may be more than the record that it comes from.
+                Some(response) => Outgoing::Response(Box::new(response), shared.store.last_position(), None),
                 None => continue,
             },
             () = shared.drained() => {
@@ -135,6 +137,16 @@ async fn read(shared: Shared, mut requests: Streaming<v1::ReportRequest>, outgoi
         }
     }
     shared.store.forget_reporter(reporter);
+}
+
+/// Why a stream ends whose next message cannot be read. For gRPC a message over the limit is out of range; for who sends it,
+/// it is too much.
+fn unreadable(broken: Status) -> Status {
+    if broken.code() != tonic::Code::OutOfRange {
+        return broken;
+    }
+    let most = limits::REQUEST_MESSAGE_BYTES_MAX;
+    Status::resource_exhausted(format!("a message has more than {most} bytes; send long prompts as deltas"))
 }
 
 async fn answered(shared: &Shared, reporter: ReporterId, request: v1::ReportRequest) -> Outgoing {
@@ -167,7 +179,7 @@ impl Shared {
             Ok((reference, event)) => self.store.report(reporter, &reference, event, describe).await,
             Err(refusal) => {
                 if let Some(about) = &about {
-                    self.store.note_refusal(about, &refusal);
+                    self.store.note_refusal(about, refusal.call_id.as_ref(), refusal.reason);
                 }
                 Answer { reply: Reply::Refused(*refusal), position: Position::default() }
             }

@@ -16,8 +16,10 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic_health::server::HealthReporter;
 
 use crate::limits;
 use crate::proto::v1::admin_service_server::AdminServiceServer;
@@ -36,6 +38,39 @@ pub struct Shared {
     pub draining: watch::Receiver<bool>,
     /// Set by whoever asks the service to stop.
     pub drain: Arc<watch::Sender<bool>>,
+    /// Streams of reports and subscriptions that are open.
+    pub streams: OpenStreams,
+}
+
+/// Counts streams, so that a drain can wait for their end.
+#[derive(Clone, Debug, Default)]
+pub struct OpenStreams(watch::Sender<u64>);
+
+/// A stream that is open until this is dropped.
+#[derive(Debug)]
+pub(crate) struct OpenStream(watch::Sender<u64>);
+
+impl OpenStreams {
+    fn enter(&self) -> OpenStream {
+        self.0.send_modify(|streams| *streams += 1);
+        OpenStream(self.0.clone())
+    }
+
+    fn count(&self) -> u64 {
+        *self.0.borrow()
+    }
+
+    /// Waits until none is open.
+    async fn none(&self) {
+        // This is a sender, so there always is one.
+        let _ = self.0.subscribe().wait_for(|streams| *streams == 0).await;
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.send_modify(|streams| *streams -= 1);
+    }
 }
 
 impl Shared {
@@ -54,6 +89,13 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a client whose stream ended in a drain should wait before it connects again.
 const DRAIN_RETRY_AFTER_MS: u64 = 2000;
 
+/// The services whose health is said; the empty name is the whole.
+const WATCHED: [&str; 3] = [
+    "",
+    <HarnessServiceServer<harness::Harness> as NamedService>::NAME,
+    <TrainerServiceServer<trainer::Trainer> as NamedService>::NAME,
+];
+
 /// Serves gRPC on this listener until `stop` is done, and then until the streams have ended.
 ///
 /// # Errors
@@ -64,27 +106,33 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<HarnessServiceServer<harness::Harness>>().await;
-    health.set_serving::<TrainerServiceServer<trainer::Trainer>>().await;
-    health.set_service_status("", tonic_health::ServingStatus::Serving).await;
+    for service in WATCHED {
+        health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
+    }
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
     let stopping = {
-        let shared = shared.clone();
+        let (shared, health) = (shared.clone(), health.clone());
         async move {
             stop.await;
-            health.set_not_serving::<HarnessServiceServer<harness::Harness>>().await;
-            health.set_not_serving::<TrainerServiceServer<trainer::Trainer>>().await;
-            health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+            say_not_serving(&health).await;
             shared.store.start_draining();
             shared.drain.send_replace(true);
+            tokio::spawn(end_watches(shared, health));
         }
     };
+    let drains = tokio::spawn({
+        let shared = shared.clone();
+        async move {
+            shared.drained().await;
+            say_not_serving(&health).await;
+        }
+    });
     // Messages from clients may be large (a call with its whole prompt); what is sent to trainers comes in parts.
     let receive = limits::REQUEST_MESSAGE_BYTES_MAX;
-    Server::builder()
+    let served = Server::builder()
         // One unread stream must not stop its neighbours: see the relation in `limits`.
         .initial_stream_window_size(limits::HTTP2_STREAM_WINDOW_BYTES)
         .initial_connection_window_size(limits::HTTP2_CONNECTION_WINDOW_BYTES)
@@ -103,8 +151,24 @@ pub async fn serve(
         .add_service(InspectServiceServer::new(inspect::Inspect::new(shared.clone())))
         .add_service(AdminServiceServer::new(admin::Admin::new(shared)))
         .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), stopping)
-        .await?;
-    Ok(())
+        .await;
+    drains.abort();
+    Ok(served?)
+}
+
+/// What health checks are answered while it drains.
+async fn say_not_serving(health: &HealthReporter) {
+    for service in WATCHED {
+        health.set_service_status(service, tonic_health::ServingStatus::NotServing).await;
+    }
+}
+
+/// Once our own streams have ended, ends those of who watches the health, which would hold up the stop.
+async fn end_watches(shared: Shared, mut health: HealthReporter) {
+    shared.streams.none().await;
+    for service in WATCHED {
+        health.clear_service_status(service).await;
+    }
 }
 
 /// What a call of a method is answered that this release does not have.

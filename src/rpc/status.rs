@@ -20,6 +20,7 @@ pub fn code(code: Code) -> tonic::Code {
     match code {
         Code::InvalidArgument => tonic::Code::InvalidArgument,
         Code::FailedPrecondition => tonic::Code::FailedPrecondition,
+        Code::Aborted => tonic::Code::Aborted,
         Code::AlreadyExists => tonic::Code::AlreadyExists,
         Code::NotFound => tonic::Code::NotFound,
         Code::ResourceExhausted => tonic::Code::ResourceExhausted,

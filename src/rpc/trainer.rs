@@ -3,6 +3,8 @@
 //! A subscription has a reader task, which turns requests into commands, and a writer task, which gathers the rows of one unit at
 //! a time and sends them in parts. A stream that ends, from either side, gives its units back to the consumer group.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -35,7 +37,9 @@ const NEWS_OUTSTANDING: usize = 256;
 /// How often a silent subscription says what it waits for.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// The shortest interval that a subscriber may ask for.
-const HEARTBEAT_INTERVAL_MS_MIN: u64 = 50;
+const HEARTBEAT_INTERVAL_MS_MIN: u64 = 1000;
+/// How long a subscriber that did not read should wait before it subscribes again.
+const SLOW_RETRY_AFTER_MS: u64 = 1000;
 
 type Sender = mpsc::Sender<Result<v1::SubscribeResponse, Status>>;
 
@@ -76,10 +80,32 @@ struct Joined {
     ephemeral: bool,
     heartbeat_ms: u64,
     line: mpsc::Receiver<ToConsumer>,
+    /// Set when the consumer leaves: units that are still in the line go to others.
+    leaving: Arc<AtomicBool>,
+}
+
+/// How a subscription came to its end.
+enum End {
+    /// The subscriber is gone, or what it sends is no message.
+    Broken(Option<Status>),
+    /// It has said all it wanted, something that ends the subscription, or the service is about to stop.
+    Over(Option<Status>),
+    /// The sequencing task let go of the consumer, and its line has come to an end.
+    LetGo(Wrote),
+}
+
+/// Why the writer of a subscription stopped.
+#[derive(PartialEq)]
+enum Wrote {
+    /// The line has ended.
+    All,
+    /// Why the subscription is over has been said, or nobody listens.
+    Over,
 }
 
 /// Serves one subscription from its first request to its end.
 async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, outgoing: Sender) {
+    let _open = shared.streams.enter();
     let joined = match join(&shared, &mut requests, &outgoing).await {
         Ok(joined) => joined,
         Err(status) => {
@@ -88,25 +114,50 @@ async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, ou
             return;
         }
     };
-    let consumer = joined.consumer;
-    let ephemeral = joined.ephemeral;
-    let writer = tokio::spawn(write(shared.clone(), joined, outgoing.clone()));
+    let (consumer, ephemeral, leaving) = (joined.consumer, joined.ephemeral, Arc::clone(&joined.leaving));
+    let mut writer = tokio::spawn(write(shared.clone(), joined, outgoing.clone()));
     let end = tokio::select! {
         end = read(&shared, consumer, ephemeral, &mut requests) => end,
-        () = outgoing.closed() => None,
+        wrote = &mut writer => End::LetGo(wrote.unwrap_or(Wrote::Over)),
+        () = outgoing.closed() => End::Broken(None),
         () = shared.drained() => {
             let message = "the service is about to stop; subscribe again after the delay, and say which units you hold";
             let refusal = Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS);
+            End::Over(Some(status::status(&refusal, None)))
+        }
+    };
+    if let End::Over(_) = &end {
+        answered(&shared, &outgoing).await;
+    }
+    leaving.store(true, Ordering::Relaxed);
+    shared.store.command(Command::Leave(consumer)).await;
+    let status = match end {
+        End::Broken(status) | End::Over(status) => {
+            // The sequencing task has let go of the line, so the writer comes to its end.
+            let _ = writer.await;
+            status
+        }
+        End::LetGo(Wrote::Over) => None,
+        End::LetGo(Wrote::All) => {
+            let message = "this subscription does not read what it is sent; subscribe again, and read";
+            let refusal = Refusal::new(Reason::ConsumerTooSlow, message).retry_after_ms(SLOW_RETRY_AFTER_MS);
             Some(status::status(&refusal, None))
         }
     };
-    // Acknowledgements that were read before this command are taken before it.
-    shared.store.command(Command::Leave(consumer)).await;
-    if let Some(status) = end {
+    if let Some(status) = status {
         let _ = outgoing.send(Err(status)).await;
     }
-    // The sequencing task has let go of the line, so the writer comes to its end.
-    let _ = writer.await;
+}
+
+/// Waits until what was read is answered, as far as that goes to the consumer's line, or nobody listens.
+async fn answered(shared: &Shared, outgoing: &Sender) {
+    let (reply, reached) = oneshot::channel();
+    if shared.store.command(Command::Barrier(reply)).await {
+        tokio::select! {
+            _ = reached => {}
+            () = outgoing.closed() => {}
+        }
+    }
 }
 
 /// Takes the first request and joins the consumer group.
@@ -134,14 +185,17 @@ async fn join(
     if !shared.store.command(Command::Subscribe(Box::new(subscription), reply)).await {
         return Err(gone());
     }
-    let subscribed = answer.await.map_err(|_| gone())?.map_err(refused)?;
+    let answer = answer.await.map_err(|_| gone())?;
+    // Joined or refused, by what may not be durable yet.
+    shared.store.durable(shared.store.last_position()).await;
+    let subscribed = answer.map_err(refused)?;
     let response = messages::subscribed(&run, &consumer_group, &message.consumer, &subscribed);
     let response = subscribe_response::Response::Subscribed(response);
     if outgoing.send(Ok(v1::SubscribeResponse { response: Some(response) })).await.is_err() {
         shared.store.command(Command::Leave(consumer)).await;
         return Err(Status::cancelled("the subscriber is gone"));
     }
-    Ok(Joined { consumer, ephemeral, heartbeat_ms, line })
+    Ok(Joined { consumer, ephemeral, heartbeat_ms, line, leaving: Arc::default() })
 }
 
 fn heartbeat_ms(message: &v1::Subscription) -> Result<u64, Refusal> {
@@ -195,28 +249,29 @@ fn subscription(
     })
 }
 
-/// Turns requests into commands until the stream ends; says with what status to end it, if any.
+/// Turns requests into commands until the stream ends.
 async fn read(
     shared: &Shared,
     consumer: ConsumerId,
     ephemeral: bool,
     requests: &mut Streaming<v1::SubscribeRequest>,
-) -> Option<Status> {
+) -> End {
+    let stopping = || End::Over(Some(Status::unavailable("the service is about to stop")));
     loop {
         let request = match requests.message().await {
             Ok(Some(request)) => request,
             // Who takes rows without acknowledging them has nothing more to say.
             Ok(None) if ephemeral => std::future::pending().await,
-            Ok(None) => return None,
-            Err(broken) => return Some(broken),
+            Ok(None) => return End::Over(None),
+            Err(broken) => return End::Broken(Some(broken)),
         };
         match command(consumer, request) {
             Ok(command) => {
                 if !shared.store.command(command).await {
-                    return Some(Status::unavailable("the service is about to stop"));
+                    return stopping();
                 }
             }
-            Err(refusal) => return Some(status::status(&refusal, None)),
+            Err(refusal) => return End::Over(Some(status::status(&refusal, None))),
         }
     }
 }
@@ -246,7 +301,7 @@ fn command(consumer: ConsumerId, request: v1::SubscribeRequest) -> Result<Comman
 }
 
 /// Sends units, news and heartbeats until the line or the stream ends.
-async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) {
+async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) -> Wrote {
     let clock = shared.store.clock().clone();
     // The first heartbeat comes at once, so that a subscriber sees what it waits for.
     let mut heartbeat_at_ms = clock.now_ms();
@@ -257,26 +312,32 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) {
             () = clock.wait_until(Some(heartbeat_at_ms)) => {
                 heartbeat_at_ms = clock.now_ms().saturating_add(joined.heartbeat_ms);
                 if !send_heartbeat(&shared, joined.consumer, &outgoing).await {
-                    return;
+                    return Wrote::Over;
                 }
                 continue;
             }
         };
         let sent = match next {
-            None => return,
+            None => return Wrote::All,
+            Some(ToConsumer::Unit(_)) if joined.leaving.load(Ordering::Relaxed) => true,
             Some(ToConsumer::Unit(delivery)) => send_unit(&shared, *delivery, &outgoing).await,
-            Some(ToConsumer::Acks(results)) => send(&outgoing, messages::ack_result(&results)).await,
+            Some(ToConsumer::Acks(results)) => send(&outgoing, messages::ack_result(&results, joined.ephemeral)).await,
             Some(ToConsumer::Dropped { unit, reason }) => {
                 send(&outgoing, messages::dropped(&unit, reason, clock.unix_ms())).await
             }
+            Some(ToConsumer::LeaseEnded { unit }) => {
+                send(&outgoing, messages::lease_ended(&unit, clock.unix_ms())).await
+            }
             Some(ToConsumer::Skipped { units }) => send(&outgoing, messages::skipped(units, clock.unix_ms())).await,
             Some(ToConsumer::Ended(refusal)) => {
+                // What it comes from may not be durable yet.
+                shared.store.durable(shared.store.last_position()).await;
                 let _ = outgoing.send(Err(status::status(&refusal, None))).await;
                 false
             }
         };
         if !sent {
-            return;
+            return Wrote::Over;
         }
         if joined.ephemeral {
             shared.store.command(Command::Room(joined.consumer)).await;

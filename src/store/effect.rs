@@ -10,6 +10,7 @@ use crate::log::Position;
 use crate::queue::{ConsumerId, DropReason, GroupDefinition, UnitId};
 use crate::rollout::FinalisedRollout;
 use crate::rollout::event::Discarded;
+use crate::rollout::run_settings::RunSettings;
 
 use super::RolloutKey;
 use super::sequencer::AckOutcome;
@@ -23,6 +24,8 @@ pub struct Ended {
     pub outcome: Outcome,
     /// Why, in a few words.
     pub reason: String,
+    /// The group that it was in: its next attempt is in no other.
+    pub group: Option<GroupId>,
 }
 
 /// How an attempt ended.
@@ -54,12 +57,21 @@ pub enum Sequenced {
     Discarded {
         /// Which.
         key: RolloutKey,
+        /// Its attempt.
+        attempt: u32,
         /// Its group.
         group: Option<GroupId>,
         /// Why.
         discarded: Discarded,
         /// Calls that it had.
         calls: u64,
+    },
+    /// A run's settings declare consumer groups.
+    Declared {
+        /// The run.
+        run: RunId,
+        /// The settings.
+        settings: Arc<RunSettings>,
     },
     /// A consumer group was made.
     ConsumerGroup {
@@ -110,6 +122,21 @@ pub enum Sequenced {
     },
     /// Somebody waits until all before this is applied.
     Reached(oneshot::Sender<()>),
+}
+
+impl Sequenced {
+    /// The run that it is about.
+    pub(super) fn run(&self) -> Option<&RunId> {
+        match self {
+            Self::Finalised { key, .. } | Self::Discarded { key, .. } => Some(&key.run),
+            Self::Declared { run, .. }
+            | Self::ConsumerGroup { run, .. }
+            | Self::Acknowledged { run, .. }
+            | Self::UnitDropped { run, .. }
+            | Self::UnitReleased { run, .. } => Some(run),
+            Self::Acks { .. } | Self::Reached(_) => None,
+        }
+    }
 }
 
 /// Something that a stream of reports is told unasked, once this position is durable.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::ids::{RolloutRef, RunId};
+use crate::ids::RolloutRef;
 use crate::log::{LogError, Position, Record};
-use crate::rollout::event::{Open, RolloutRecord};
+use crate::rollout::event::RolloutRecord;
 
 use super::effect::Sequenced;
 use super::sequencer::Sequencer;
@@ -27,13 +27,17 @@ impl Sequencer {
 
     fn replay_record(&mut self, position: Position, record: Record) {
         match record {
-            Record::Run { run, settings_version: _, settings } => self.apply_run(&run, settings),
+            Record::Run { run, settings_version: _, settings } => {
+                self.apply_run(&run, Arc::clone(&settings), position);
+                self.apply(position, Sequenced::Declared { run, settings });
+            }
             Record::RunDeleted { run } => self.apply_run_deleted(&run),
+            Record::GroupSize { run, group, size } => self.apply_group_size(&run, &group, size),
             Record::RolloutOpened { run, rollout, attempt, group, settings_version: _ } => {
                 let key = RolloutKey { run: run.clone(), rollout: rollout.clone() };
                 let reference = RolloutRef { run, group, rollout, attempt };
                 // What was opened once is opened again, whatever the limits are now.
-                let opened = self.open(&key, &reference, position, None);
+                let opened = self.open(&key, &reference, position);
                 debug_assert!(opened.is_ok(), "opening checks nothing but that the run is there");
             }
             Record::Rollout { run, rollout, attempt, record } => {
@@ -62,7 +66,9 @@ impl Sequencer {
         if live.attempt != attempt {
             return;
         }
-        self.replay_of_group(&key.run, key, live.rollout.facts().group.as_ref(), &record);
+        if let RolloutRecord::Group(group) = &record {
+            self.replay_joined(key, attempt, group);
+        }
         let (before, calls_before) = (OpenFacts::of(&live.rollout), live.rollout.facts().forest.call_count());
         let applied = live.rollout.apply(record, store.clock.now_ms());
         live.last_position = position;
@@ -78,21 +84,6 @@ impl Sequencer {
         drop(slot);
         if let Some(sequenced) = sequenced {
             self.apply(position, sequenced);
-        }
-    }
-
-    fn replay_of_group(
-        &mut self,
-        run: &RunId,
-        key: &RolloutKey,
-        known: Option<&crate::ids::GroupId>,
-        record: &RolloutRecord,
-    ) {
-        if let RolloutRecord::Group(group) = record {
-            self.replay_group(run, group, key, None, true);
-        }
-        if let (RolloutRecord::Open(Open { group_size: Some(size), .. }), Some(group)) = (record, known) {
-            self.replay_group(run, group, key, Some(*size), false);
         }
     }
 }

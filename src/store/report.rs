@@ -9,7 +9,7 @@ use crate::error::{Reason, Refusal};
 use crate::forest::Placement;
 use crate::forest::call::CallIndex;
 use crate::forest::link::Verdict;
-use crate::ids::RolloutRef;
+use crate::ids::{CallId, RolloutRef};
 use crate::log::{Position, Record};
 use crate::rollout::event::{Effect, Event, RolloutRecord};
 use crate::rollout::view::RolloutView;
@@ -44,8 +44,10 @@ pub enum Reply<T> {
 /// What an event came to without asking the sequencing task.
 enum Tried<T> {
     Answered(Answer<T>),
-    /// The sequencing task must admit the rollout, its group or its group's size first.
-    NeedsAdmission(Event),
+    /// The sequencing task must admit the rollout first.
+    NeedsOpening(Event),
+    /// The sequencing task must admit the rollout's group, or its group's size, first.
+    NeedsGroup(Event),
 }
 
 /// An event on its way, with who sent it.
@@ -55,6 +57,8 @@ struct Reported<'a> {
     reporter: Option<ReporterId>,
     /// Whether the sequencing task has admitted it just now.
     admitted: bool,
+    /// Whether that opened the rollout, or had it join its group: then the event was not known, whatever it says.
+    stored: bool,
 }
 
 /// How often an event is tried again when its rollout was removed, or superseded, between two steps.
@@ -71,16 +75,28 @@ impl Store {
         describe: impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
     ) -> Answer<T> {
         let key = reference.key();
-        let mut reported = Reported { reference, key: &key, reporter, admitted: false };
+        let mut reported = Reported { reference, key: &key, reporter, admitted: false, stored: false };
         for _ in 0..TRIES_MAX {
-            event = match self.try_report(&reported, event, &describe) {
+            let judged;
+            (event, judged) = match self.try_report(&reported, event, &describe) {
                 Tried::Answered(answer) => return answer,
-                Tried::NeedsAdmission(event) => event,
+                Tried::NeedsOpening(event) => {
+                    let judged = self.judge_first(reference, &event);
+                    (event, judged)
+                }
+                Tried::NeedsGroup(event) => (event, Ok(())),
             };
-            if let Err(refusal) = self.admit(reference, &event).await {
-                return Answer { reply: Reply::Refused(refusal), position: self.journal.last() };
+            let admitted = match judged {
+                Ok(()) => self.admit(reference, &event).await,
+                Err(refusal) => Err(refusal),
+            };
+            match admitted {
+                Ok(stored) => (reported.admitted, reported.stored) = (true, reported.stored || stored),
+                Err(refusal) => {
+                    self.note_refusal(reference, call_id(&event).as_ref(), refusal.reason);
+                    return Answer { reply: Reply::Refused(refusal), position: self.journal.last() };
+                }
             }
-            reported.admitted = true;
         }
         let message = "attempts of this rollout supersede each other faster than this event can be taken; try again";
         let refusal = Refusal::new(Reason::AttemptSuperseded, message).retry_after_ms(100);
@@ -129,18 +145,41 @@ impl Store {
     }
 
     /// Remembers that a request about a rollout was refused before it came to the rollout.
-    pub fn note_refusal(&self, about: &RolloutRef, refusal: &Refusal) {
+    pub fn note_refusal(&self, about: &RolloutRef, call: Option<&CallId>, reason: Reason) {
         let Some(entry) = self.entry(&about.key()) else { return };
         if let Slot::Live(live) = &mut *entry.slot.lock()
             && live.attempt == about.attempt
         {
             live.refused_requests += 1;
-            live.rollout.note_refusal(refusal.call_id.as_ref(), refusal.reason.as_str());
+            live.rollout.note_refusal(call, reason.as_str());
         }
     }
 
-    /// Asks the sequencing task to admit a rollout. An event that would be refused by a new rollout opens none.
-    async fn admit(&self, reference: &RolloutRef, event: &Event) -> Result<(), Refusal> {
+    /// The attempt that a rollout is at, or ended at.
+    #[must_use]
+    pub fn attempt(&self, key: &RolloutKey) -> Option<u32> {
+        match &*self.entry(key)?.slot.lock() {
+            Slot::Live(live) => Some(live.attempt),
+            Slot::Ended(ended, _) => Some(ended.attempt),
+            Slot::Removed => None,
+        }
+    }
+
+    /// An event that a new rollout would refuse opens none.
+    fn judge_first(&self, reference: &RolloutRef, event: &Event) -> Result<(), Refusal> {
+        let settings = match self.run(&reference.run) {
+            Some(run) => Arc::clone(&run.settings.lock().1.rollout),
+            None => Arc::clone(&crate::rollout::run_settings::RunSettings::with_defaults().rollout),
+        };
+        let fresh = Rollout::new(settings, reference.group.clone(), 0);
+        if let Judgement::Refused(refusal, _) = fresh.judge(event.clone()) {
+            return Err(refusal);
+        }
+        Ok(())
+    }
+
+    /// Asks the sequencing task to admit a rollout, or what an event says of its group. Says whether that stored something.
+    async fn admit(&self, reference: &RolloutRef, event: &Event) -> Result<bool, Refusal> {
         let group_size = match event {
             Event::Open(open) => open.group_size,
             Event::Call { .. }
@@ -152,14 +191,6 @@ impl Store {
             | Event::Heartbeat
             | Event::Discard { .. } => None,
         };
-        let settings = match self.run(&reference.run) {
-            Some(run) => Arc::clone(&run.settings.lock().1.rollout),
-            None => Arc::clone(&crate::rollout::run_settings::RunSettings::with_defaults().rollout),
-        };
-        let fresh = Rollout::new(settings, reference.group.clone(), 0);
-        if let Judgement::Refused(refusal, _) = fresh.judge(event.clone()) {
-            return Err(refusal);
-        }
         let (reply, answer) = oneshot::channel();
         let admission = Admission { reference: reference.clone(), group_size };
         let gone = || Refusal::new(Reason::Draining, "the service is about to stop").retry_after_ms(1000);
@@ -175,15 +206,15 @@ impl Store {
         event: Event,
         describe: &impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
     ) -> Tried<T> {
-        let Some(entry) = self.entry(reported.key) else { return Tried::NeedsAdmission(event) };
+        let Some(entry) = self.entry(reported.key) else { return Tried::NeedsOpening(event) };
         let attempt = reported.reference.attempt;
         let mut slot = entry.slot.lock();
         let live = match &mut *slot {
-            Slot::Removed => return Tried::NeedsAdmission(event),
+            Slot::Removed => return Tried::NeedsOpening(event),
             Slot::Ended(ended, position) => {
                 return match ended_reply(ended, attempt) {
                     Some(reply) => Tried::Answered(Answer { reply, position: *position }),
-                    None => Tried::NeedsAdmission(event),
+                    None => Tried::NeedsOpening(event),
                 };
             }
             Slot::Live(live) => live,
@@ -195,12 +226,14 @@ impl Store {
         if live.attempt < attempt {
             return match live.rollout.finalised() {
                 Some(_) => refused(newer_attempt_too_late(live.attempt), live.last_position),
-                None => Tried::NeedsAdmission(event),
+                None => Tried::NeedsOpening(event),
             };
         }
         match self.needs_admission(live, reported, &event) {
             Ok(false) => {}
-            Ok(true) => return Tried::NeedsAdmission(event),
+            // What is refused says nothing of the group either.
+            Ok(true) if matches!(live.rollout.judge(event.clone()), Judgement::Refused(..)) => {}
+            Ok(true) => return Tried::NeedsGroup(event),
             Err(refusal) => {
                 live.refused_requests += 1;
                 return refused(refusal, live.last_position);
@@ -243,17 +276,7 @@ impl Store {
         describe: &impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
     ) -> Answer<T> {
         live.heard_unix_ms = self.clock.unix_ms();
-        let call_id = match &event {
-            Event::Call { call, .. } => Some(call.facts.call_id.clone()),
-            Event::Open(_)
-            | Event::AgentStart(_)
-            | Event::AgentEnd(_)
-            | Event::Seal(_)
-            | Event::Reward(_)
-            | Event::Finish(..)
-            | Event::Heartbeat
-            | Event::Discard { .. } => None,
-        };
+        let call_id = call_id(&event);
         let reply = match live.rollout.judge(event) {
             Judgement::Heard => {
                 live.rollout.heard(self.clock.now_ms());
@@ -261,9 +284,12 @@ impl Store {
             }
             Judgement::Duplicate(call) => {
                 live.rollout.heard(self.clock.now_ms());
-                live.run.metrics.duplicate();
+                if !reported.stored {
+                    live.run.metrics.duplicate();
+                }
                 let call = call.map(|call| (call, live.rollout.verdict(call)));
-                Reply::Duplicate(describe(&mut live.rollout, call))
+                let described = describe(&mut live.rollout, call);
+                if reported.stored { Reply::Accepted(described, None) } else { Reply::Duplicate(described) }
             }
             Judgement::Refused(refusal, mark) => {
                 live.refused_requests += 1;
@@ -330,11 +356,12 @@ impl Store {
                     return (Some(Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms }), None);
                 }
                 Effect::Discarded(discarded) => {
-                    let ended = Ended { attempt, outcome: Outcome::Discarded, reason: discarded.reason.clone() };
                     let facts = live.rollout.facts();
                     let (group, calls) = (facts.group.clone(), facts.forest.call_count() as u64);
+                    let reason = discarded.reason.clone();
+                    let ended = Ended { attempt, outcome: Outcome::Discarded, reason, group: group.clone() };
                     return (
-                        Some(Sequenced::Discarded { key, group, discarded: discarded.clone(), calls }),
+                        Some(Sequenced::Discarded { key, attempt, group, discarded: discarded.clone(), calls }),
                         Some(ended),
                     );
                 }
@@ -401,6 +428,20 @@ impl Store {
             live.rollout.deadline_passed(now_ms);
         }
         self.set_timer(key, &entry, live);
+    }
+}
+
+fn call_id(event: &Event) -> Option<CallId> {
+    match event {
+        Event::Call { call, .. } => Some(call.facts.call_id.clone()),
+        Event::Open(_)
+        | Event::AgentStart(_)
+        | Event::AgentEnd(_)
+        | Event::Seal(_)
+        | Event::Reward(_)
+        | Event::Finish(..)
+        | Event::Heartbeat
+        | Event::Discard { .. } => None,
     }
 }
 

@@ -1,7 +1,10 @@
-//! The shared cases with their right answers, where this checkout has them: the slow model and the forest must give them.
+//! Cases with their right answers, our own and, where this checkout has them, the shared ones: the slow model, the forest and
+//! the running service must give them.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+#[path = "../support/bench.rs"]
+mod bench;
 #[path = "../support/case.rs"]
 mod case;
 #[path = "../support/case_file.rs"]
@@ -10,12 +13,31 @@ mod case_file;
 mod feed;
 #[path = "../model/reference.rs"]
 mod reference;
+#[path = "../support/reporter.rs"]
+mod reporter;
+#[expect(dead_code, reason = "other tests use more of it")]
+#[path = "../support/service.rs"]
+mod service;
+#[path = "../support/taker.rs"]
+mod taker;
 #[path = "../model/verdict.rs"]
 mod verdict;
+#[path = "../support/wire.rs"]
+mod wire;
+
+mod over_grpc;
+mod real;
 
 use case::{Answer, Call, Case};
 use case_file::CaseFile;
 use feed::{Form, Mention};
+
+/// Our own cases.
+fn own_cases() -> Vec<CaseFile> {
+    let cases = case_file::read_all(&[env!("CARGO_MANIFEST_DIR"), "tests/cases/own"].iter().collect()).unwrap();
+    println!("{} cases of our own", cases.len());
+    cases
+}
 
 /// The cases, or none with a printed line.
 fn shared_cases() -> Vec<CaseFile> {
@@ -34,15 +56,15 @@ fn shared_cases() -> Vec<CaseFile> {
 }
 
 #[test]
-fn the_slow_model_gives_every_shared_answer() {
-    for file in shared_cases() {
+fn the_slow_model_gives_every_answer() {
+    for file in own_cases().into_iter().chain(shared_cases()) {
         assert_eq!(reference::answer(&file.case), file.expected, "{}\n{:?}", file.name, file.case);
     }
 }
 
 #[test]
-fn the_forest_gives_every_shared_answer() {
-    for file in shared_cases() {
+fn the_forest_gives_every_answer() {
+    for file in own_cases().into_iter().chain(shared_cases()) {
         let Ok(expected) = &file.expected else { continue };
         for mentions in tellings(&file.case) {
             let mut told = feed::tell(&file.case, &mentions).unwrap();

@@ -5,4 +5,23 @@
 #[path = "../support/service.rs"]
 mod service;
 
+mod bad_input;
+mod drain;
+mod durability;
+mod life;
+mod life_clock;
+mod life_conflicts;
+mod life_ends;
+mod life_runs;
+mod life_seal;
+mod not_yet;
+mod queue;
+mod queue_acks;
+mod queue_credit;
+mod queue_groups;
+mod queue_heartbeats;
+mod queue_large;
+mod queue_taker;
+mod replay;
+mod replay_drive;
 mod smoke;

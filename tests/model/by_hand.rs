@@ -62,7 +62,7 @@ fn answer(case: &Case) -> Answer {
         let mut told = feed::tell(case, &mentions).unwrap();
         let heard = feed::hear(&mut told.forest, case, &expected);
         assert_eq!(heard.answer, expected);
-        invariants::check(case, &heard.answer, &heard.plans).unwrap();
+        invariants::check(case, &heard.answer, &invariants::ledgers(&heard.plans)).unwrap();
     }
     expected
 }

@@ -148,6 +148,7 @@ fn rows_of(forest: &Forest, plan: &PolicyPlan, links: &Links) -> Vec<Row> {
         Row {
             policy: plan.policy.to_string(),
             leaf: id_of(forest, planned.leaf),
+            agent: forest.agent(forest.call(planned.leaf).agent()).id().to_string(),
             root: id_of(forest, planned.root),
             walk: ids(false),
             trains: ids(true),

@@ -6,27 +6,38 @@ use hedgerow::forest::plan::{CallLedger, PolicyPlan};
 
 use crate::case::{Answer, Call, Case, Row};
 
-/// What is wrong with the rows and the ledgers, if anything.
-pub(crate) fn check(case: &Case, answer: &Answer, plans: &[PolicyPlan]) -> Result<(), String> {
-    let calls: BTreeMap<&str, &Call> = case.calls.iter().map(|call| (call.id.as_str(), call)).collect();
-    for plan in plans {
-        let rows: Vec<&Row> = answer.rows.iter().filter(|row| row.policy == plan.policy.as_str()).collect();
-        for call in &case.calls {
-            let times = rows.iter().flat_map(|row| &row.trains).filter(|id| **id == call.id).count();
-            let wanted = usize::from(fate(case, answer, call, plan) == Fate::Trains);
-            if times != wanted {
-                return Err(format!("invariant 1: {} is trained {times} times for {}", call.id, plan.policy));
-            }
-        }
-        for row in &rows {
-            masks_what_it_trains(row, &calls)?;
-        }
-        let counted = ledger(case, answer, &rows, plan);
-        if plan.ledger != counted || counted.sum() != case.calls.len() as u64 {
-            return Err(format!("invariant 4: for {} {:?}, counted {counted:?}", plan.policy, plan.ledger));
+/// What is wrong with the rows and with the ledgers of these policies, if anything.
+pub(crate) fn check(case: &Case, answer: &Answer, ledgers: &[(&str, CallLedger)]) -> Result<(), String> {
+    for (policy, ledger) in ledgers {
+        check_rows(case, answer, policy)?;
+        let counted = count(case, answer, policy);
+        if *ledger != counted || counted.sum() != case.calls.len() as u64 {
+            return Err(format!("invariant 4: for {policy} {ledger:?}, counted {counted:?}"));
         }
     }
     Ok(())
+}
+
+/// The ledgers of these plans, as they are checked.
+pub(crate) fn ledgers(plans: &[PolicyPlan]) -> Vec<(&str, CallLedger)> {
+    plans.iter().map(|plan| (plan.policy.as_str(), plan.ledger)).collect()
+}
+
+/// What is wrong with the rows of a policy, if anything.
+pub(crate) fn check_rows(case: &Case, answer: &Answer, policy: &str) -> Result<(), String> {
+    let calls: BTreeMap<&str, &Call> = case.calls.iter().map(|call| (call.id.as_str(), call)).collect();
+    for call in &case.calls {
+        let times = rows_of(answer, policy).flat_map(|row| &row.trains).filter(|id| **id == call.id).count();
+        let wanted = usize::from(fate(case, answer, call, policy) == Fate::Trains);
+        if times != wanted {
+            return Err(format!("invariant 1: {} is trained {times} times for {policy}", call.id));
+        }
+    }
+    rows_of(answer, policy).try_for_each(|row| masks_what_it_trains(row, &calls))
+}
+
+fn rows_of<'a>(answer: &'a Answer, policy: &'a str) -> impl Iterator<Item = &'a Row> {
+    answer.rows.iter().filter(move |row| row.policy == policy)
 }
 
 /// Invariants 1 (no other token) and 2, token by token.
@@ -59,8 +70,8 @@ enum Fate {
     Rides,
 }
 
-fn fate(case: &Case, answer: &Answer, call: &Call, plan: &PolicyPlan) -> Fate {
-    let candidate = call.train && call.policy == plan.policy.as_str();
+fn fate(case: &Case, answer: &Answer, call: &Call, policy: &str) -> Fate {
+    let candidate = call.train && call.policy == policy;
     let too_long = case.settings.max_row_tokens.is_some_and(|limit| call.full().len() > limit);
     match (call.generation.is_empty(), answer.parents.contains_key(&call.id)) {
         (true, _) => Fate::Empty,
@@ -71,11 +82,11 @@ fn fate(case: &Case, answer: &Answer, call: &Call, plan: &PolicyPlan) -> Fate {
     }
 }
 
-fn ledger(case: &Case, answer: &Answer, rows: &[&Row], plan: &PolicyPlan) -> CallLedger {
+fn count(case: &Case, answer: &Answer, policy: &str) -> CallLedger {
     let mut ledger = CallLedger::default();
     for call in &case.calls {
-        let on_walk = rows.iter().any(|row| row.walk.contains(&call.id));
-        *match fate(case, answer, call, plan) {
+        let on_walk = rows_of(answer, policy).any(|row| row.walk.contains(&call.id));
+        *match fate(case, answer, call, policy) {
             Fate::Empty => &mut ledger.empty,
             Fate::NotKept => &mut ledger.not_kept,
             Fate::TooLong => &mut ledger.too_long,

@@ -1,16 +1,29 @@
-//! The forest against a slow model of the rules: any order, any repeats and any form of the same calls gives the model's
-//! links and rows. `PROPTEST_CASES` sets how many forests are tried; failures are kept in `tests/model/regressions.txt`.
+//! The forest, and the running service, against a slow model of the rules: any order, any repeats and any form of the same
+//! calls gives the model's links and rows. `PROPTEST_CASES` sets how many forests are tried. Failures of the forest are kept
+//! in `tests/model/regressions.txt`; those of the service are repeated by the seed that they print.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+#[path = "../support/bench.rs"]
+mod bench;
 #[path = "../support/case.rs"]
 mod case;
+#[path = "../support/reporter.rs"]
+mod reporter;
+#[expect(dead_code, reason = "other tests use more of it")]
+#[path = "../support/service.rs"]
+mod service;
+#[path = "../support/taker.rs"]
+mod taker;
+#[path = "../support/wire.rs"]
+mod wire;
 
 mod by_hand;
 mod corners;
 mod feed;
 mod generator;
 mod invariants;
+mod over_grpc;
 mod reference;
 mod verdict;
 
@@ -19,8 +32,13 @@ use proptest::test_runner::FileFailurePersistence;
 
 use generator::Story;
 
+/// How many forests are tried.
+fn forests() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(10_000)
+}
+
 fn config() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(10_000);
+    let cases = forests();
     let kept = FileFailurePersistence::Direct("tests/model/regressions.txt");
     ProptestConfig { cases, failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
 }
@@ -41,7 +59,7 @@ fn check(story: &Story) -> Result<(), String> {
         let mut told = feed::tell(case, telling)?;
         let heard = feed::hear(&mut told.forest, case, &expected);
         same("told", &expected, &heard.answer)?;
-        invariants::check(case, &heard.answer, &heard.plans)?;
+        invariants::check(case, &heard.answer, &invariants::ledgers(&heard.plans))?;
         let replayed = feed::hear(&mut feed::replay(&told.records), case, &expected);
         same("replayed", &heard.answer, &replayed.answer)?;
     }

@@ -206,6 +206,7 @@ fn masked(policy: &str, walk: &Walk<'_>, owned: &[&Call]) -> Row {
     Row {
         policy: policy.to_owned(),
         leaf: walk.leaf().id.clone(),
+        agent: walk.leaf().agent.clone(),
         root: walk.root().id.clone(),
         walk: ids(&walk.0),
         trains: ids(owned),

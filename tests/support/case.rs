@@ -81,6 +81,8 @@ pub(crate) struct BrokenLink {
 pub(crate) struct Row {
     pub(crate) policy: String,
     pub(crate) leaf: String,
+    /// The leaf's agent.
+    pub(crate) agent: String,
     pub(crate) root: String,
     pub(crate) walk: Vec<String>,
     pub(crate) trains: Vec<String>,

@@ -14,6 +14,8 @@ use crate::case::{
 pub(crate) struct CaseFile {
     pub(crate) name: String,
     pub(crate) case: Case,
+    /// What the rollout is rewarded with, if the file says it.
+    pub(crate) reward: Option<f64>,
     pub(crate) expected: Result<Answer, Refusal>,
 }
 
@@ -53,7 +55,12 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<CaseFile, String> {
         Some(other) => return Err(format!("refused: {other}")),
     };
     let case = Case { calls, kept, settings: settings(&file["settings"])? };
-    Ok(CaseFile { name: name.to_owned(), case, expected })
+    let reward = file["reward"].as_f64();
+    let other = expect["rows"].as_array().into_iter().flatten().find(|row| row["reward"].as_f64() != reward);
+    if let Some(row) = other {
+        return Err(format!("a row's reward is {}, not {reward:?}", row["reward"]));
+    }
+    Ok(CaseFile { name: name.to_owned(), case, reward, expected })
 }
 
 fn settings(value: &Value) -> Result<Settings, String> {
@@ -120,6 +127,7 @@ fn row(value: &Value) -> Result<Row, String> {
     Ok(Row {
         policy: text_of(&value["policy"])?,
         leaf: text_of(&value["leaf"])?,
+        agent: text_of(&value["agent"])?,
         root: text_of(&value["root"])?,
         walk: texts(&value["walk"])?,
         trains: texts(&value["trains"])?,

@@ -29,7 +29,6 @@ use tonic::transport::Channel;
 pub(crate) struct TestService {
     pub(crate) running: RunningService,
     pub(crate) clock: Clock,
-    pub(crate) telemetry: Arc<Telemetry>,
 }
 
 impl TestService {
@@ -40,11 +39,11 @@ impl TestService {
 
     /// A service on this log, which is replayed first.
     pub(crate) async fn start_on(log: Arc<dyn Log>) -> Self {
-        let (clock, telemetry) = (Clock::manual(), Telemetry::new());
+        let clock = Clock::manual();
         let options =
-            ServiceOptions { log, clock: clock.clone(), telemetry: telemetry.clone(), ..ServiceOptions::default() };
+            ServiceOptions { log, clock: clock.clone(), telemetry: Telemetry::new(), ..ServiceOptions::default() };
         let running = service::start(options).await.expect("the service starts");
-        Self { running, clock, telemetry }
+        Self { running, clock }
     }
 
     /// A connection of its own.
@@ -278,7 +277,7 @@ pub(crate) struct Row {
 }
 
 impl Unit {
-    fn take(&mut self, part: v1::UnitPart) {
+    pub(crate) fn take(&mut self, part: v1::UnitPart) {
         (self.unit_id, self.delivery_count, self.tokens) = (part.unit_id, part.delivery_count, part.unit_tokens);
         for part in part.rows {
             if self.rows.last().is_none_or(|row| row.row_id != part.row_id) {

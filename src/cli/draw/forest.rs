@@ -334,14 +334,16 @@ fn markers(call: &CallSummary) -> Vec<(Paint, String)> {
             BrokenLinkReason::NeverCame => "never came",
             BrokenLinkReason::NamesItself => "is the call itself",
             BrokenLinkReason::Circle => "leads back to itself",
-            BrokenLinkReason::EmptyParent => "generated nothing",
             BrokenLinkReason::Unspecified => "is no parent",
         };
         let at = drift.map_or_else(String::new, |drift| format!("; {}", parting(drift)));
         markers.push((Paint::Alarm, format!("! broken link: {named} {why}{at}")));
     } else if let Some(drift) = drift {
         let (sign, paint) = if verdict.named { ("!", Paint::Alarm) } else { ("~", Paint::Advice) };
-        markers.push((paint, format!("{sign} drift from {}: {}", cut_middle(&drift.compared_call_id, 20), parting(drift))));
+        markers.push((
+            paint,
+            format!("{sign} drift from {}: {}", cut_middle(&drift.compared_call_id, 20), parting(drift)),
+        ));
     }
     markers
 }

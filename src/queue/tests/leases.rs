@@ -101,6 +101,23 @@ fn a_lease_ends_without_a_sign_of_life() {
 }
 
 #[test]
+fn what_a_silent_consumer_had_goes_to_another() {
+    let mut group = group_with(&[("a", 5), ("b", 5)]);
+    join(&mut group, A, 9);
+    join(&mut group, B, 9);
+    assert_eq!(dispatch(&mut group, 0), [went(A, "a", 1), went(B, "b", 1)]);
+    group.apply_ack(&id("b"));
+    group.sign_of_life(B, 999);
+    assert_eq!(group.tick(1000), Ticked { decisions: vec![], ended: vec![(A, id("a"))] });
+    assert_eq!(dispatch(&mut group, 1000), [went(B, "a", 2)], "not to A, though it is first in a tie");
+    group.push(8, units(&[("c", 1)]), 1000);
+    assert_eq!(dispatch(&mut group, 1000), [went(B, "c", 1)], "not to A, though it has fewer tokens out");
+    group.sign_of_life(A, 1001);
+    group.push(9, units(&[("d", 1)]), 1001);
+    assert_eq!(dispatch(&mut group, 1001), [went(A, "d", 1)]);
+}
+
+#[test]
 fn a_lease_taken_after_the_last_sign_lasts_its_whole_length() {
     let mut group = group_with(&[("a", 1), ("b", 1)]);
     join(&mut group, A, 9);
@@ -195,7 +212,7 @@ fn a_unit_given_out_too_often_is_parked_until_its_drop_is_durable() {
     let mut group = group_with(&[("a", 1)]);
     join(&mut group, A, 1);
     assert_eq!(dispatch(&mut group, 0), [went(A, "a", 1)]);
-    assert!(group.tick(1000).is_empty());
+    assert!(group.tick(1000).decisions.is_empty());
     assert_eq!(dispatch(&mut group, 1000), [went(A, "a", 2)]);
     assert!(group.nack(A, &ids(&["a"]), None, 1000).decisions.is_empty());
     assert_eq!(dispatch(&mut group, 1000), [went(A, "a", 3)]);
@@ -217,7 +234,7 @@ fn the_last_nack_and_the_last_expiry_decide_too() {
     join(&mut group, A, 2);
     dispatch(&mut group, 0);
     assert_eq!(group.nack(A, &ids(&["b"]), Some(50), 0).decisions, [drop_of("b")], "0 counts as 1");
-    assert_eq!(group.tick(1000), [drop_of("a")]);
+    assert_eq!(group.tick(1000), Ticked { decisions: vec![drop_of("a")], ended: vec![(A, id("a"))] });
     group.leave(A, 1000);
     let held = group.join(B, "", 0, &ids(&["c"]), 1000).map(|joined| joined.held);
     assert_eq!(held, Ok(ids(&["c"])));

@@ -193,7 +193,8 @@ impl Run {
             let fits = facts.in_flight.units == 0 || facts.in_flight.tokens + tokens <= facts.credit_tokens;
             facts.credit_tokens > 0 && facts.in_flight.units < 4 && fits
         };
-        let order = |facts: &ConsumerFacts| (facts.in_flight.tokens, facts.delivered.tokens, facts.consumer);
+        let order =
+            |facts: &ConsumerFacts| (facts.silent, facts.in_flight.tokens, facts.delivered.tokens, facts.consumer);
         self.group.consumers().filter(room).min_by_key(order).map(|facts| facts.consumer)
     }
 
@@ -221,8 +222,8 @@ impl Run {
             Op::Sign { consumer } => self.group.sign_of_life(ConsumerId(consumer), self.now_ms),
             Op::Tick { passes_ms } => {
                 self.now_ms += passes_ms;
-                let decisions = self.group.tick(self.now_ms);
-                self.decide(decisions);
+                let ticked = self.group.tick(self.now_ms);
+                self.decide(ticked.decisions);
                 assert!(self.group.next_deadline_ms().is_none_or(|deadline| deadline > self.now_ms));
             }
             Op::Durable { records } => self.make_durable(records),

@@ -78,11 +78,11 @@ fn an_ack_that_comes_before_the_drop_stands() {
 }
 
 #[test]
-fn a_late_ack_of_an_undeliverable_unit_counts_and_settles_nothing_twice() {
+fn a_late_ack_of_an_undeliverable_unit_counts_and_says_that_it_can_be_released_no_more() {
     let mut group = group_with(&[("a", 3)]);
     assert_eq!(group.apply_drop(&id("a"), DropReason::Undeliverable), settled(7));
     assert_eq!(group.judge_acks(&ids(&["a"])), [(id("a"), AckResult::Acknowledged)]);
-    assert!(group.apply_ack(&id("a")).is_empty());
+    assert_eq!(group.apply_ack(&id("a")), settled(7));
     let stats = group.stats(0);
     assert_eq!(stats.acknowledged, Tally { units: 1, tokens: 3 });
     assert_eq!(stats.dropped.get(&DropReason::Undeliverable), Some(&Tally::default()));
@@ -124,6 +124,20 @@ fn an_undeliverable_unit_can_be_released_and_starts_afresh() {
     assert_eq!(dispatch(&mut group, 0), [went(A, "a", 1)]);
     assert_eq!(group.apply_ack(&id("a")), settled(7));
     assert_eq!(group.judge_release(&id("never")), ReleaseResult::Unknown);
+}
+
+#[test]
+fn an_undeliverable_unit_can_be_dropped_for_good() {
+    let mut group = group_with(&[("a", 1), ("b", 1)]);
+    for unit in ["a", "b"] {
+        group.apply_drop(&id(unit), DropReason::Undeliverable);
+    }
+    assert_eq!(group.apply_drop(&id("a"), DropReason::Operator), settled(7));
+    assert_eq!(group.judge_release(&id("a")), ReleaseResult::NotUndeliverable);
+    assert_eq!(group.judge_acks(&ids(&["a"])), [(id("a"), AckResult::Dropped(DropReason::Operator))]);
+    assert_eq!(group.apply_release(&id("b")), [QueueEffect::SourceReopened { source: 7 }]);
+    assert!(group.apply_drop(&id("a"), DropReason::Operator).is_empty(), "once");
+    assert_eq!(group.check_invariants(), Ok(()));
 }
 
 #[test]

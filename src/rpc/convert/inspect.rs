@@ -101,7 +101,7 @@ fn summary(view: &RolloutView<'_>) -> v1::RolloutSummary {
         finalise_time: view.finalised_unix_ms.map(timestamp),
         settings_version: view.settings_version,
         incomplete: view.rollout.finalised().is_some_and(|finalised| finalised.incomplete()),
-        conflicted: facts.conflict.is_some(),
+        conflicted: facts.conflict().is_some(),
         refused_requests: view.refused_requests,
         resident_bytes: view.resident_bytes,
         next_deadline: view.next_deadline_in_ms.map(duration),

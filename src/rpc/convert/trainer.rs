@@ -40,9 +40,9 @@ pub fn subscribed(
     }
 }
 
-/// What became of acknowledgements. They are durable when this is sent.
+/// What became of acknowledgements. They are durable when this is sent, unless nothing of the subscription lasts.
 #[must_use]
-pub fn ack_result(results: &[(UnitId, AckOutcome)]) -> Response {
+pub fn ack_result(results: &[(UnitId, AckOutcome)], ephemeral: bool) -> Response {
     let entry = |(unit, outcome): &(UnitId, AckOutcome)| {
         let outcome = match outcome {
             AckOutcome::Acknowledged => v1::AckOutcome::Acknowledged,
@@ -54,7 +54,7 @@ pub fn ack_result(results: &[(UnitId, AckOutcome)]) -> Response {
         };
         v1::AckResultEntry { unit_id: unit.as_str().to_owned(), outcome: outcome.into() }
     };
-    Response::AckResult(v1::AckResult { entries: results.iter().map(entry).collect(), durable: true })
+    Response::AckResult(v1::AckResult { entries: results.iter().map(entry).collect(), durable: !ephemeral })
 }
 
 /// A unit was dropped.
@@ -64,12 +64,27 @@ pub fn dropped(unit: &UnitId, reason: DropReason, unix_ms: u64) -> Response {
         DropReason::Undeliverable => v1::UnitNoticeKind::Undeliverable,
         DropReason::Stale => v1::UnitNoticeKind::Stale,
         DropReason::Overflow => v1::UnitNoticeKind::Skipped,
-        DropReason::Forgotten => v1::UnitNoticeKind::Operator,
+        DropReason::Operator | DropReason::Forgotten => v1::UnitNoticeKind::Operator,
     };
+    notice(unit, kind, reason.as_str(), unix_ms)
+}
+
+/// A lease of this consumer ran out.
+#[must_use]
+pub fn lease_ended(unit: &UnitId, unix_ms: u64) -> Response {
+    notice(
+        unit,
+        v1::UnitNoticeKind::LeaseEnded,
+        "nothing was heard of this consumer for the length of a lease",
+        unix_ms,
+    )
+}
+
+fn notice(unit: &UnitId, kind: v1::UnitNoticeKind, reason: &str, unix_ms: u64) -> Response {
     Response::UnitNotice(v1::UnitNotice {
         unit_id: unit.as_str().to_owned(),
         kind: kind.into(),
-        reason: reason.as_str().to_owned(),
+        reason: reason.to_owned(),
         units: 1,
         time: Some(timestamp(unix_ms)),
         ..v1::UnitNotice::default()
@@ -109,9 +124,10 @@ pub fn heartbeat(waiting: &Waiting, unix_ms: u64) -> Response {
     }
     Response::Heartbeat(v1::SubscriptionHeartbeat {
         waiting_for: reasons.into_iter().map(i32::from).collect(),
-        open_rollouts: waiting.open_rollouts,
-        sealed_rollouts: waiting.sealed_rollouts,
-        rewarded_rollouts: waiting.rewarded_rollouts,
+        // The counts are read one after another while rollouts move.
+        open_rollouts: waiting.open_rollouts.saturating_sub(waiting.sealed_rollouts),
+        sealed_rollouts: waiting.sealed_rollouts.saturating_sub(waiting.incomplete_rollouts),
+        rewarded_rollouts: waiting.rewarded_rollouts.saturating_sub(waiting.incomplete_rollouts),
         incomplete_rollouts: waiting.incomplete_rollouts,
         open_groups: waiting.open_groups,
         queued_units: queue.waiting.units,

@@ -17,47 +17,54 @@ use super::super::{Entry, Live, OpenFacts, RolloutKey, Slot};
 use super::{Admission, RunState, Sequencer};
 
 impl Sequencer {
-    /// Opens a rollout, or a newer attempt, or has one join its group; or says why not.
-    pub(super) fn admit(&mut self, admission: &Admission) -> Result<(), Refusal> {
+    /// Opens a rollout, or a newer attempt, or has one join its group; or says why not. True if that is new.
+    pub(super) fn admit(&mut self, admission: &Admission) -> Result<bool, Refusal> {
         let reference = &admission.reference;
         let key = reference.key();
         if self.store.is_draining() {
             let message = "the service is about to stop; connect again after the delay";
             return Err(Refusal::new(Reason::Draining, message).retry_after_ms(1000));
         }
-        let entry = self.store.entry(&key);
-        let Some(entry) = entry else {
-            self.judge_opening(admission)?;
-            let position = self.log_opening(reference);
-            return self.open(&key, reference, position, admission.group_size);
-        };
+        let Some(entry) = self.store.entry(&key) else { return self.admit_new(&key, admission, None) };
         let mut slot = entry.slot.lock();
-        match &mut *slot {
-            Slot::Live(live) if live.attempt == reference.attempt => self.join_group(&key, live, admission),
-            Slot::Live(live) if live.attempt > reference.attempt => Err(attempt_superseded(live.attempt)),
-            Slot::Live(live) if live.rollout.finalised().is_some() => Err(newer_attempt_too_late(live.attempt)),
-            Slot::Live(live) => {
-                let old_group = live.rollout.facts().group.clone();
-                if let (Some(old), Some(new)) = (&old_group, &reference.group)
-                    && old != new
-                {
-                    let message = format!("the older attempt is in group {old:?}, not {new:?}");
-                    return Err(Refusal::new(Reason::GroupConflict, message).field("rollout.group_id"));
-                }
-                drop(slot);
-                self.judge_opening(admission)?;
-                let position = self.log_opening(reference);
-                self.open(&key, reference, position, admission.group_size)
+        let old_group = match &mut *slot {
+            Slot::Live(live) if live.attempt == reference.attempt => return self.join_group(&key, live, admission),
+            Slot::Live(live) if live.attempt > reference.attempt => return Err(attempt_superseded(live.attempt)),
+            Slot::Live(live) if live.rollout.finalised().is_some() => return Err(newer_attempt_too_late(live.attempt)),
+            Slot::Live(live) => live.rollout.facts().group.clone(),
+            Slot::Ended(ended, _) if ended.attempt >= reference.attempt => return Ok(false),
+            Slot::Ended(ended, _) if ended.outcome == Outcome::Retired => {
+                return Err(newer_attempt_too_late(ended.attempt));
             }
-            Slot::Ended(ended, _) if ended.attempt >= reference.attempt => Ok(()),
-            Slot::Ended(ended, _) if ended.outcome == Outcome::Retired => Err(newer_attempt_too_late(ended.attempt)),
-            Slot::Ended(..) | Slot::Removed => {
-                drop(slot);
-                self.judge_opening(admission)?;
-                let position = self.log_opening(reference);
-                self.open(&key, reference, position, admission.group_size)
-            }
+            Slot::Ended(ended, _) => ended.group.clone(),
+            Slot::Removed => None,
+        };
+        drop(slot);
+        self.admit_new(&key, admission, old_group)
+    }
+
+    /// Opens an attempt. It is in the group of the attempt before it, if that was in one.
+    fn admit_new(
+        &mut self,
+        key: &RolloutKey,
+        admission: &Admission,
+        old_group: Option<GroupId>,
+    ) -> Result<bool, Refusal> {
+        let mut admission = admission.clone();
+        if let (Some(old), Some(new)) = (&old_group, &admission.reference.group)
+            && old != new
+        {
+            let message = format!("the older attempt is in group {old:?}, not {new:?}; the first value stands");
+            return Err(Refusal::new(Reason::GroupConflict, message).field("rollout.group_id"));
         }
+        admission.reference.group = admission.reference.group.or(old_group);
+        self.judge_opening(&admission)?;
+        let position = self.log_opening(&admission.reference);
+        self.open(key, &admission.reference, position)?;
+        if let (Some(group), Some(size)) = (&admission.reference.group, admission.group_size) {
+            self.say_group_size(&key.run, group, size);
+        }
+        Ok(true)
     }
 
     /// Makes the run if need be, and asks its group.
@@ -99,7 +106,6 @@ impl Sequencer {
         key: &RolloutKey,
         reference: &RolloutRef,
         position: Position,
-        group_size: Option<u32>,
     ) -> Result<(), Refusal> {
         let (now_ms, unix_ms) = (self.store.clock.now_ms(), self.store.clock.unix_ms());
         let run = self.run_or_new(&key.run)?;
@@ -117,7 +123,7 @@ impl Sequencer {
             reporters: HashMap::new(),
         };
         if let Some(group) = &reference.group {
-            run.groups.entry(group.clone()).or_default().opened(&key.rollout, group_size);
+            run.groups.entry(group.clone()).or_default().opened(&key.rollout, reference.attempt);
         }
         let shared = Arc::clone(&run.shared);
         let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
@@ -139,25 +145,24 @@ impl Sequencer {
     }
 
     /// A live rollout is said to be in a group, or its group to have a size.
-    fn join_group(&mut self, key: &RolloutKey, live: &mut Live, admission: &Admission) -> Result<(), Refusal> {
+    fn join_group(&mut self, key: &RolloutKey, live: &mut Live, admission: &Admission) -> Result<bool, Refusal> {
         let reference = &admission.reference;
         let group = match (&live.rollout.facts().group, &reference.group) {
-            (Some(known), Some(said)) if known != said => return Ok(()),
+            (Some(known), Some(said)) if known != said => return Ok(false),
             (Some(known), _) => known.clone(),
             (None, Some(said)) => said.clone(),
             (None, None) if admission.group_size.is_some() => {
                 let message = "a group_size needs a group: set rollout.group_id";
                 return Err(Refusal::new(Reason::InvalidValue, message).field("open.group_size"));
             }
-            (None, None) => return Ok(()),
+            (None, None) => return Ok(false),
         };
         let run = self.run_or_new(&key.run)?;
         judge_group(run, &group, reference, admission.group_size)?;
         let joined = live.rollout.facts().group.is_none() && live.rollout.finalised().is_none();
-        let of_group = run.groups.entry(group.clone()).or_default();
         if joined {
-            of_group.opened(&key.rollout, admission.group_size);
-            let record = RolloutRecord::Group(group);
+            run.groups.entry(group.clone()).or_default().opened(&key.rollout, live.attempt);
+            let record = RolloutRecord::Group(group.clone());
             let logged = Record::Rollout {
                 run: key.run.clone(),
                 rollout: key.rollout.clone(),
@@ -166,24 +171,34 @@ impl Sequencer {
             };
             live.last_position = self.log(&logged, None);
             live.rollout.apply(record, self.store.clock.now_ms());
-        } else {
-            of_group.said_size(admission.group_size);
         }
-        Ok(())
+        if let Some(size) = admission.group_size {
+            self.say_group_size(&key.run, &group, size);
+        }
+        Ok(joined)
     }
 
-    /// In replay: what a rollout's record says of its group.
-    pub(in crate::store) fn replay_group(
-        &mut self,
-        run: &RunId,
-        group: &GroupId,
-        key: &RolloutKey,
-        size: Option<u32>,
-        joins: bool,
-    ) {
+    /// What is said first of a group's size is a record of its own: others are judged by it, whatever becomes of the event that
+    /// said it.
+    fn say_group_size(&mut self, run: &RunId, group: &GroupId, size: u32) {
+        let known = self.runs.get(run).and_then(|run| run.groups.get(group)?.size());
+        if known.is_none() {
+            self.log(&Record::GroupSize { run: run.clone(), group: group.clone(), size }, None);
+            self.apply_group_size(run, group, size);
+        }
+    }
+
+    /// A group has a size. Live and in replay.
+    pub(in crate::store) fn apply_group_size(&mut self, run: &RunId, group: &GroupId, size: u32) {
         if let Some(run) = self.runs.get_mut(run) {
-            let group = run.groups.entry(group.clone()).or_default();
-            if joins { group.opened(&key.rollout, size) } else { group.said_size(size) }
+            run.groups.entry(group.clone()).or_default().said_size(size);
+        }
+    }
+
+    /// In replay: an attempt at a rollout joins a group.
+    pub(in crate::store) fn replay_joined(&mut self, key: &RolloutKey, attempt: u32, group: &GroupId) {
+        if let Some(run) = self.runs.get_mut(&key.run) {
+            run.groups.entry(group.clone()).or_default().opened(&key.rollout, attempt);
         }
     }
 }

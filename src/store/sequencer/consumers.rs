@@ -8,8 +8,8 @@ use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::log::Record;
 use crate::queue::{
-    AckResult, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, GroupRefused, GroupVerdict,
-    JoinRefused, Joined, ReleaseResult, UnitId, UnitKind, WaitingFor,
+    AckResult, ConsumerFacts, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, GroupRefused,
+    GroupVerdict, JoinRefused, Joined, ReleaseResult, UnitId, UnitKind, WaitingFor,
 };
 use crate::rollout::run_settings::{ConsumerGroupSettings, StartPosition, Unit};
 
@@ -79,6 +79,11 @@ pub enum ToConsumer {
         /// Why.
         reason: DropReason,
     },
+    /// Its lease of a unit ran out; the unit goes to another.
+    LeaseEnded {
+        /// The unit.
+        unit: UnitId,
+    },
     /// It reads too slowly, and so many units were passed over.
     Skipped {
         /// How many.
@@ -146,11 +151,7 @@ pub(super) fn definition(settings: &ConsumerGroupSettings, max_deliveries: u32, 
 
 impl Sequencer {
     /// Joins a consumer to its group, which is made first if it is not there.
-    pub(super) fn subscribe(
-        &mut self,
-        subscription: Box<Subscription>,
-        reply: SubscribeReply,
-    ) {
+    pub(super) fn subscribe(&mut self, subscription: Box<Subscription>, reply: SubscribeReply) {
         match self.judge_subscription(&subscription) {
             Err(refusal) => drop(reply.send(Err(refusal))),
             Ok(Some(definition)) if !subscription.ephemeral => {
@@ -185,13 +186,13 @@ impl Sequencer {
     }
 
     /// The group's consumers that waited for it to be made.
-    pub(super) fn resume_subscriptions(&mut self, run: &RunId, consumer_group: &ConsumerGroupId) {
+    pub(super) fn resume_subscriptions(&mut self, run: &RunId, consumer_group: &ConsumerGroupId, first_made_it: bool) {
         let waits =
             |waiting: &(Box<Subscription>, _)| waiting.0.run == *run && waiting.0.consumer_group == *consumer_group;
         let (ready, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition(waits);
         self.waiting_subscriptions = rest;
         for (created, (subscription, reply)) in
-            std::iter::once(true).chain(std::iter::repeat(false)).zip::<Vec<_>>(ready)
+            std::iter::once(first_made_it).chain(std::iter::repeat(false)).zip::<Vec<_>>(ready)
         {
             // A later one may ask for something else than what the first one made.
             let joined = self.judge_subscription(&subscription).and_then(|_| self.join(*subscription, created));
@@ -244,7 +245,10 @@ impl Sequencer {
         let group = run.queue.group_mut(name).ok_or_else(|| unit_not_found(&subscription.consumer_group, None))?;
         let definition = group.definition().clone();
         let (id, tokens) = (subscription.consumer, subscription.credit_tokens);
-        let joined = group.join(id, &subscription.consumer_name, tokens, &subscription.held, now_ms);
+        let name = subscription.consumer_name;
+        let is_older = |facts: &ConsumerFacts| facts.name == name && !name.is_empty();
+        let older: Vec<_> = group.consumers().filter(is_older).map(|facts| facts.consumer).collect();
+        let joined = group.join(id, &name, tokens, &subscription.held, now_ms);
         let joined = joined.map_err(|refused| match refused {
             JoinRefused::TooManyConsumers { max_consumers } => {
                 let message = format!("the consumer group has {max_consumers} members, as many as it may");
@@ -260,11 +264,24 @@ impl Sequencer {
         };
         self.consumers.insert(id, consumer);
         self.stirred.insert(subscription.run);
+        older.into_iter().for_each(|older| self.replace(older));
         Ok(Subscribed { definition, created, joined, lease_ms })
+    }
+
+    /// Ends the older stream of a consumer that has opened another; what it does not hold any more waits again.
+    fn replace(&mut self, older: ConsumerId) {
+        let message = "another stream was opened under this consumer's name; give each consumer a name of its own";
+        let refusal = Refusal::new(Reason::ConsumerInUse, message).field("subscription.consumer");
+        if let Some(consumer) = self.consumers.get(&older) {
+            // A full line ends with its channel all the same.
+            let _ = consumer.sender.try_send(ToConsumer::Ended(refusal));
+        }
+        self.leave(older);
     }
 
     pub(super) fn leave(&mut self, id: ConsumerId) {
         let Some(consumer) = self.consumers.remove(&id) else { return };
+        self.stirred.insert(consumer.run.clone());
         let now_ms = self.store.clock.now_ms();
         let Some(run) = self.runs.get_mut(&consumer.run) else { return };
         let name = consumer.consumer_group.as_str();
@@ -317,8 +334,12 @@ impl Sequencer {
         let now_ms = self.store.clock.now_ms();
         let Some(group) = self.group_mut(&run, &consumer_group) else { return };
         let nacked = group.nack(id, units, delay_ms, now_ms);
-        let returned = nacked.returned.into_iter().map(|unit| (unit, AckOutcome::Returned));
-        let results = returned.chain(nacked.ignored.into_iter().map(|unit| (unit, AckOutcome::NotHeld))).collect();
+        let mut returned = nacked.returned.into_iter().peekable();
+        let outcome = |unit: &UnitId| match returned.next_if_eq(unit) {
+            Some(unit) => (unit, AckOutcome::Returned),
+            None => (unit.clone(), AckOutcome::NotHeld),
+        };
+        let results = units.iter().map(outcome).collect();
         self.decide(&run, &consumer_group, nacked.decisions);
         self.store.journal.after_last(Sequenced::Acks { consumer: id, results });
         self.stirred.insert(run);
@@ -376,17 +397,16 @@ impl Sequencer {
         let group = self.group_mut(run, consumer_group).ok_or_else(|| unit_not_found(consumer_group, None))?;
         match group.judge_release(unit) {
             ReleaseResult::Released => {}
-            ReleaseResult::NotUndeliverable | ReleaseResult::Unknown => {
-                return Err(unit_not_found(consumer_group, Some(unit)));
+            ReleaseResult::Unknown => return Err(unit_not_found(consumer_group, Some(unit))),
+            ReleaseResult::NotUndeliverable => {
+                let message = format!("unit {:?} is not undeliverable; there is nothing to decide", unit.as_str());
+                return Err(Refusal::new(Reason::UnitNotUndeliverable, message).field("unit_id"));
             }
         }
-        let (run, consumer_group, unit) = (run.clone(), consumer_group.clone(), unit.clone());
         if for_good {
-            let units = vec![unit];
-            let record =
-                Record::Acknowledged { run: run.clone(), consumer_group: consumer_group.clone(), units: units.clone() };
-            self.log(&record, Some(Sequenced::Acknowledged { run, consumer_group, units }));
+            self.drop_unit(run, consumer_group, unit.clone(), DropReason::Operator);
         } else {
+            let (run, consumer_group, unit) = (run.clone(), consumer_group.clone(), unit.clone());
             let record =
                 Record::UnitReleased { run: run.clone(), consumer_group: consumer_group.clone(), unit: unit.clone() };
             self.log(&record, Some(Sequenced::UnitReleased { run, consumer_group, unit }));
@@ -396,7 +416,7 @@ impl Sequencer {
 
     /// Ends leases whose time has come.
     pub(super) fn tick_queues(&mut self, now_ms: u64) {
-        let mut decisions = Vec::new();
+        let (mut decisions, mut ended) = (Vec::new(), Vec::new());
         for (id, run) in &mut self.runs {
             if run.queue.next_deadline_ms().is_none_or(|deadline| deadline > now_ms) {
                 continue;
@@ -404,8 +424,13 @@ impl Sequencer {
             self.stirred.insert(id.clone());
             for (name, group) in run.queue.groups_mut() {
                 let name = name.to_owned();
-                decisions.extend(group.tick(now_ms).into_iter().map(|decision| (id.clone(), name.clone(), decision)));
+                let ticked = group.tick(now_ms);
+                decisions.extend(ticked.decisions.into_iter().map(|decision| (id.clone(), name.clone(), decision)));
+                ended.extend(ticked.ended);
             }
+        }
+        for (consumer, unit) in ended {
+            self.tell(consumer, ToConsumer::LeaseEnded { unit });
         }
         for (run, name, decision) in decisions {
             if let Ok(consumer_group) = ConsumerGroupId::parse(&name) {
@@ -418,16 +443,19 @@ impl Sequencer {
     fn decide(&self, run: &RunId, consumer_group: &ConsumerGroupId, decisions: Vec<Decision>) {
         for Decision::DropUndeliverable { unit } in decisions {
             tracing::warn!(%run, %consumer_group, unit = unit.as_str(), "a unit is undeliverable");
-            let reason = DropReason::Undeliverable;
-            let (run, consumer_group) = (run.clone(), consumer_group.clone());
-            let record = Record::UnitDropped {
-                run: run.clone(),
-                consumer_group: consumer_group.clone(),
-                unit: unit.clone(),
-                reason,
-            };
-            self.log(&record, Some(Sequenced::UnitDropped { run, consumer_group, unit, reason }));
+            self.drop_unit(run, consumer_group, unit, DropReason::Undeliverable);
         }
+    }
+
+    fn drop_unit(&self, run: &RunId, consumer_group: &ConsumerGroupId, unit: UnitId, reason: DropReason) {
+        let (run, consumer_group) = (run.clone(), consumer_group.clone());
+        let record = Record::UnitDropped {
+            run: run.clone(),
+            consumer_group: consumer_group.clone(),
+            unit: unit.clone(),
+            reason,
+        };
+        self.log(&record, Some(Sequenced::UnitDropped { run, consumer_group, unit, reason }));
     }
 
     fn group_of(&self, id: ConsumerId) -> Option<(RunId, ConsumerGroupId)> {

@@ -10,7 +10,7 @@ use super::{DISPATCH_AT_ONCE, Sequencer};
 const ROOM_FOR_NEWS: usize = 16;
 
 impl Sequencer {
-    /// Gives out what can go out in the runs where something has changed.
+    /// Gives out what can go out in the runs where something has changed. Consumers that are let go stir theirs again.
     pub(super) fn dispatch(&mut self) {
         let now_ms = self.store.clock.now_ms();
         for run_id in std::mem::take(&mut self.stirred) {

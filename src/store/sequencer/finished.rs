@@ -9,6 +9,7 @@ use crate::limits;
 use crate::queue::{ConsumerGroup, GroupDefinition, NewUnit, QueueEffect, UnitId, UnitKind};
 use crate::rollout::FinalisedRollout;
 use crate::rollout::event::{Discarded, Disposition};
+use crate::rollout::run_settings::{RunSettings, StartPosition};
 use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::{Ended, Outcome};
@@ -112,7 +113,7 @@ impl Sequencer {
         }
         let Some(run) = self.runs.get_mut(&key.run) else { return };
         if let Some(group) = retained.rollout.facts().group.as_ref().and_then(|group| run.groups.get_mut(group)) {
-            group.closed(&key.rollout, Member::Finalised);
+            group.closed(&key.rollout, retained.attempt, Member::Finalised);
         }
         figures::finalised(&run.shared.metrics, &retained.rollout, retained.plans.iter().map(Arc::as_ref));
         run.ledger.finalised(&retained.rollout, retained.plans.iter().map(Arc::as_ref));
@@ -147,7 +148,14 @@ impl Sequencer {
         }
     }
 
-    pub(super) fn discarded(&mut self, key: &RolloutKey, group: Option<&GroupId>, discarded: &Discarded, calls: u64) {
+    pub(super) fn discarded(
+        &mut self,
+        key: &RolloutKey,
+        attempt: u32,
+        group: Option<&GroupId>,
+        discarded: &Discarded,
+        calls: u64,
+    ) {
         let reason = EndReason::from_text(&discarded.reason);
         self.calls_gone(&key.run, reason, calls);
         let now = match discarded.disposition {
@@ -158,10 +166,15 @@ impl Sequencer {
         if let Some(run) = &run {
             run.shared.metrics.rollout_ended(RolloutEnd::Discarded(reason));
         }
-        if let Some(group) = run.and_then(|run| run.groups.get_mut(group?)) {
-            group.closed(&key.rollout, now);
+        let of_group = run.and_then(|run| run.groups.get_mut(group?));
+        let is_over = of_group.is_some_and(|group| {
+            group.closed(&key.rollout, attempt, now);
+            group.is_over()
+        });
+        self.bury(Tombstone::Rollout(key.clone(), attempt), &key.run);
+        if let Some(group) = group.filter(|_| is_over) {
+            self.bury(Tombstone::Group(key.run.clone(), group.clone()), &key.run);
         }
-        self.bury(Tombstone::Rollout(key.clone()), &key.run);
     }
 
     /// Makes a consumer group, and gives it what was finalised before it if it wants that. Live and in replay.
@@ -190,6 +203,15 @@ impl Sequencer {
         self.stirred.insert(run_id.clone());
         for effect in effects {
             self.queue_effect(run_id, name.as_str(), effect);
+        }
+    }
+
+    /// Makes the consumer groups that a run's settings declare, but for those that are there. Live and in replay.
+    pub(super) fn make_declared(&mut self, run: &RunId, settings: &RunSettings) {
+        for (name, declared) in &settings.consumer_groups {
+            let definition = super::consumers::definition(declared, settings.max_deliveries, false);
+            self.make_consumer_group(run, name, definition, declared.start == StartPosition::Earliest);
+            self.resume_subscriptions(run, name, false);
         }
     }
 
@@ -242,10 +264,11 @@ impl Sequencer {
                 Slot::Live(live) if live.attempt == attempt => live.last_position,
                 Slot::Live(_) | Slot::Ended(..) | Slot::Removed => Position::default(),
             };
-            let ended = Ended { attempt, outcome: Outcome::Retired, reason: "acknowledged".to_owned() };
+            let reason = "acknowledged".to_owned();
+            let ended = Ended { attempt, outcome: Outcome::Retired, reason, group: group.clone() };
             *slot = Slot::Ended(ended, position);
         }
-        self.bury(Tombstone::Rollout(key), run_id);
+        self.bury(Tombstone::Rollout(key, attempt), run_id);
         if let Some(group) = group.filter(|_| is_over) {
             self.bury(Tombstone::Group(run_id.clone(), group), run_id);
         }
@@ -276,10 +299,10 @@ impl Sequencer {
 
     fn forget(&mut self, tombstone: Tombstone) {
         match tombstone {
-            Tombstone::Rollout(key) => {
+            Tombstone::Rollout(key, attempt) => {
                 let Some(entry) = self.store.entry(&key) else { return };
                 let mut slot = entry.slot.lock();
-                let ended = matches!(&*slot, Slot::Ended(..));
+                let ended = matches!(&*slot, Slot::Ended(ended, _) if ended.attempt == attempt);
                 if ended {
                     *slot = Slot::Removed;
                 }
@@ -300,10 +323,12 @@ impl Sequencer {
 
     /// Whether this unit is one of a rollout that was retired: all groups acknowledged it.
     pub(super) fn was_retired(&self, run: &RunId, unit: &UnitId) -> bool {
-        let found = unit.as_str().split('/').nth(1).and_then(crate::ids::percent_decoded);
-        let Some(rollout) = found.and_then(|text| crate::ids::RolloutId::parse(&text).ok()) else { return false };
-        let Some(entry) = self.store.entry(&RolloutKey { run: run.clone(), rollout }) else { return false };
+        let Some((of_run, rollout, attempt)) = crate::ids::unit_source(unit.as_str()) else { return false };
+        if of_run != *run {
+            return false;
+        }
+        let Some(entry) = self.store.entry(&RolloutKey { run: of_run, rollout }) else { return false };
         let slot = entry.slot.lock();
-        matches!(&*slot, Slot::Ended(ended, _) if ended.outcome == Outcome::Retired)
+        matches!(&*slot, Slot::Ended(ended, _) if ended.outcome == Outcome::Retired && ended.attempt == attempt)
     }
 }

@@ -33,7 +33,7 @@ pub use finished::{Retained, UnitRows};
 pub use runs::{DeletedRun, RunFacts};
 
 /// Asks whether a rollout, its group, or its group's size may be.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Admission {
     /// The rollout.
     pub reference: RolloutRef,
@@ -46,8 +46,8 @@ pub type SubscribeReply = oneshot::Sender<Result<Subscribed, Refusal>>;
 
 /// What the sequencing task is asked.
 pub enum Command {
-    /// May this rollout be opened, or join its group?
-    Admit(Admission, oneshot::Sender<Result<(), Refusal>>),
+    /// May this rollout be opened, or join its group? The answer says whether it has: it may stand so already.
+    Admit(Admission, oneshot::Sender<Result<bool, Refusal>>),
     /// Make a run.
     CreateRun(RunId, Arc<RunSettings>, oneshot::Sender<Result<RunFacts, Refusal>>),
     /// Give a run new settings, if it has this version (0: any).
@@ -78,7 +78,7 @@ pub enum Command {
         consumer_group: ConsumerGroupId,
         /// The unit.
         unit: UnitId,
-        /// Whether it counts as acknowledged instead of being given out again.
+        /// Whether it is done with, instead of being given out again.
         drop: bool,
         /// The answer.
         reply: oneshot::Sender<Result<(), Refusal>>,
@@ -90,6 +90,8 @@ pub enum Command {
 /// A run, as the sequencing task has it.
 pub(super) struct RunState {
     pub(super) shared: Arc<Run>,
+    /// The record that made it. What was logged before is about an older run of the name, which was deleted.
+    pub(super) since: Position,
     /// By version, from 1.
     pub(super) settings: Vec<Arc<RunSettings>>,
     pub(super) groups: BTreeMap<GroupId, Group>,
@@ -105,7 +107,8 @@ pub(super) struct RunState {
 /// Something remembered for a while after it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tombstone {
-    Rollout(RolloutKey),
+    /// An attempt; a later one has a tombstone of its own.
+    Rollout(RolloutKey, u32),
     Group(RunId, GroupId),
 }
 
@@ -188,23 +191,30 @@ impl Sequencer {
                 () = store.clock.wait_until(Some(deadline)) => self.tick(),
                 () = &mut stop => return self,
             }
-            self.dispatch();
+            while !self.stirred.is_empty() {
+                self.dispatch();
+            }
         }
     }
 
     /// Takes what a durable record means.
-    pub(super) fn apply(&mut self, _position: Position, effect: Sequenced) {
+    pub(super) fn apply(&mut self, position: Position, effect: Sequenced) {
+        let is_of_a_deleted_run = |run| self.runs.get(run).is_none_or(|state| position < state.since);
+        if effect.run().is_some_and(is_of_a_deleted_run) {
+            return;
+        }
         match effect {
             Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms } => {
                 self.finalised(key, Retained::new(attempt, rollout, unix_ms, at_ms));
             }
-            Sequenced::Discarded { key, group, discarded, calls } => {
-                self.discarded(&key, group.as_ref(), &discarded, calls);
+            Sequenced::Discarded { key, attempt, group, discarded, calls } => {
+                self.discarded(&key, attempt, group.as_ref(), &discarded, calls);
             }
             Sequenced::ConsumerGroup { run, consumer_group, definition, from_earliest } => {
                 self.make_consumer_group(&run, &consumer_group, definition, from_earliest);
-                self.resume_subscriptions(&run, &consumer_group);
+                self.resume_subscriptions(&run, &consumer_group, true);
             }
+            Sequenced::Declared { run, settings } => self.make_declared(&run, &settings),
             Sequenced::Acknowledged { run, consumer_group, units } => {
                 self.settle(&run, &consumer_group, &units, |group, unit| group.apply_ack(unit));
             }

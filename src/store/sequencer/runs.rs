@@ -2,20 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
 use crate::error::{Reason, Refusal};
 use crate::ids::RunId;
 use crate::limits;
-use crate::log::Record;
+use crate::log::{Position, Record};
 use crate::queue::{Queue, QueueBounds};
-use crate::rollout::run_settings::{RunSettings, StartPosition};
+use crate::rollout::run_settings::RunSettings;
 
+use super::super::effect::Sequenced;
 use super::super::{Entry, RolloutKey, Run, RunCounts, Slot};
 use super::figures::RunLedger;
-use super::{Retained, RunState, Sequencer, ToConsumer, Tombstone};
+use super::{Retained, RunState, Sequencer, Subscription, ToConsumer, Tombstone};
 
 /// A run, for who asks.
 #[derive(Clone, Debug)]
@@ -66,8 +66,11 @@ impl Sequencer {
     }
 
     pub(super) fn create_run(&mut self, run: &RunId, settings: Arc<RunSettings>) -> Result<RunFacts, Refusal> {
-        if self.runs.contains_key(run) {
-            let message = format!("run {run:?} is there; change it with UpdateRunSettings");
+        if let Some(known) = self.runs.get(run) {
+            if *known.settings_now() == settings {
+                return Ok(known.facts());
+            }
+            let message = format!("run {run:?} is there with other settings; change it with UpdateRunSettings");
             return Err(Refusal::new(Reason::RunExists, message).field("run_id"));
         }
         self.add_run(run, settings)?;
@@ -86,9 +89,7 @@ impl Sequencer {
             let message = format!("the settings of run {run:?} are at version {now}, not {version}; read them again");
             return Err(Refusal::new(Reason::SettingsVersionConflict, message).field("expected_settings_version"));
         }
-        let record = Record::Run { run: run.clone(), settings_version: now + 1, settings: Arc::clone(&settings) };
-        self.log(&record, None);
-        self.apply_run(run, settings);
+        self.log_settings(run, now + 1, settings);
         self.run_or_new(run).map(|run| run.facts())
     }
 
@@ -97,14 +98,20 @@ impl Sequencer {
             let message = format!("the service has {} runs, as many as it may; delete one", limits::RUNS_MAX);
             return Err(Refusal::new(Reason::ServiceFull, message).field("run_id"));
         }
-        let record = Record::Run { run: run.clone(), settings_version: 1, settings: Arc::clone(&settings) };
-        self.log(&record, None);
-        self.apply_run(run, settings);
+        self.log_settings(run, 1, settings);
         Ok(())
     }
 
-    /// Makes a run, or gives it new settings. Live and in replay.
-    pub(in crate::store) fn apply_run(&mut self, run: &RunId, settings: Arc<RunSettings>) {
+    fn log_settings(&mut self, run: &RunId, settings_version: u64, settings: Arc<RunSettings>) {
+        let record = Record::Run { run: run.clone(), settings_version, settings: Arc::clone(&settings) };
+        let declared = Sequenced::Declared { run: run.clone(), settings: Arc::clone(&settings) };
+        let position = self.log(&record, Some(declared));
+        self.apply_run(run, settings, position);
+    }
+
+    /// Makes a run, or gives it new settings. The consumer groups that they declare are made in the order of records, with
+    /// what was finalised before or after. Live and in replay.
+    pub(in crate::store) fn apply_run(&mut self, run: &RunId, settings: Arc<RunSettings>, position: Position) {
         let lease_ms = settings.lease_ms;
         let state = self.runs.entry(run.clone()).or_insert_with(|| {
             let created_unix_ms = self.store.clock.unix_ms();
@@ -120,6 +127,7 @@ impl Sequencer {
             };
             RunState {
                 shared: Arc::new(shared),
+                since: position,
                 settings: Vec::new(),
                 groups: BTreeMap::new(),
                 queue: Queue::new(bounds),
@@ -132,17 +140,19 @@ impl Sequencer {
         state.settings.push(Arc::clone(&settings));
         *state.shared.settings.lock() = (state.settings.len() as u64, Arc::clone(&settings));
         self.store.runs.insert(run.clone(), Arc::clone(&state.shared));
-        for (consumer_group, declared) in &settings.consumer_groups {
-            let definition = super::consumers::definition(declared, settings.max_deliveries, false);
-            let from_earliest = declared.start == StartPosition::Earliest;
-            self.make_consumer_group(run, consumer_group, definition, from_earliest);
-        }
+        state.queue.set_lease_ms(lease_ms);
+        let declared = settings.consumer_groups.iter().map(|(name, _)| name);
+        let new: Vec<_> = declared.filter(|name| state.queue.group(name.as_str()).is_none()).cloned().collect();
+        state.making.extend(new);
     }
 
     pub(super) fn delete_run(&mut self, run: &RunId, force: bool) -> Result<DeletedRun, Refusal> {
         let Some(state) = self.runs.get(run) else { return Err(run_not_found(run)) };
         let rows = state.retained.values().map(Retained::row_count).sum();
-        let open = state.shared.counts.open.load(Ordering::Relaxed);
+        // What is finalised is open still while that is not durable.
+        let live =
+            self.rollouts_of(run).iter().filter(|(_, entry)| matches!(&*entry.slot.lock(), Slot::Live(_))).count();
+        let open = live.saturating_sub(state.retained.len()) as u64;
         if !force && (open > 0 || rows > 0) {
             let message = format!(
                 "run {run:?} has {open} open rollouts and {rows} rows that are not acknowledged; finish them, or force"
@@ -163,9 +173,13 @@ impl Sequencer {
         self.stirred.remove(run);
         self.store.telemetry.forget_run(run);
         self.tombstones.retain(|_, tombstone| match tombstone {
-            Tombstone::Rollout(key) => key.run != *run,
+            Tombstone::Rollout(key, _) => key.run != *run,
             Tombstone::Group(of, _) => of != run,
         });
+        let waits = |waiting: &(Box<Subscription>, _)| waiting.0.run == *run;
+        let (of_run, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition::<Vec<_>, _>(waits);
+        self.waiting_subscriptions = rest;
+        of_run.into_iter().for_each(|(_, reply)| drop(reply.send(Err(run_not_found(run)))));
         let members: Vec<_> =
             self.consumers.iter().filter(|(_, member)| member.run == *run).map(|(id, _)| *id).collect();
         for id in members {

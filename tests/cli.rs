@@ -1,0 +1,133 @@
+//! The command line as a user meets it: the real binary, real processes, exit codes, and what it prints.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_hedgerow");
+
+fn hedgerow(arguments: &[&str]) -> Output {
+    Command::new(BINARY).args(arguments).env_remove("HEDGEROW_ADDRESS").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// A served process on free ports, ended with its test.
+struct Served {
+    process: Child,
+    address: String,
+}
+
+impl Served {
+    fn start() -> Self {
+        let arguments = ["serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json"];
+        let mut process = Command::new(BINARY).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let address = loop {
+            let line: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+            if let Some(address) = line["grpc"].as_str() {
+                break format!("http://{address}");
+            }
+        };
+        // The rest of its log is read, so that it never waits for us.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { process, address }
+    }
+
+    fn client(&self, arguments: &[&str]) -> Output {
+        hedgerow(&[arguments, &["--address", &self.address]].concat())
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// A file for one test, in the folder that cargo keeps for tests.
+fn file(name: &str, lines: &[&str]) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    path
+}
+
+const FORK: [&str; 4] = [
+    r#"{"rollout":"r/1","group":"g","agent":"lead","parent_agent":null,"call":"a","seq":1,"prompt_token_ids":[1,2],"generation_token_ids":[3],"generation_log_probs":[-0.5]}"#,
+    r#"{"rollout":"r/1","agent":"sub","parent_agent":"lead","call":"b","seq":2,"prefix_of":"a","prefix_len":3,"prompt_suffix_token_ids":[4],"generation_token_ids":[5],"generation_log_probs":[-0.25]}"#,
+    r#"{"rollout":"r/1","agent":"lead","parent_agent":null,"call":"c","seq":3,"prompt_token_ids":[1,2,3,6],"generation_token_ids":[7,8],"generation_log_probs":[-1.5,0.0]}"#,
+    r#"{"rollout":"r/1","reward":0.25,"kept":null}"#,
+];
+
+#[test]
+fn the_demo_shows_five_rows_and_exits_well() {
+    let output = hedgerow(&["demo", "--json", "--seed", "3"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let trains: Vec<String> = rows.iter().map(|row| format!("{}: {}", row["leaf"], row["trains"])).collect();
+    let expected = [
+        r#""C4": ["C2","C4"]"#,
+        r#""C6": ["C5","C6"]"#,
+        r#""C9": ["C8","C9"]"#,
+        r#""C10": ["C1","C3","C7","C10"]"#,
+        r#""C12": ["C11","C12"]"#,
+    ];
+    assert_eq!(trains, expected);
+    let drawn = hedgerow(&["demo"]);
+    assert!(drawn.status.success());
+    assert!(text(&drawn.stdout).contains("├─┬ C8"), "{}", text(&drawn.stdout));
+}
+
+#[test]
+fn a_recording_is_replayed_tailed_and_shown() {
+    let served = Served::start();
+    let path = file("fork.jsonl", &FORK);
+    let replayed = served.client(&["replay", path.to_str().unwrap(), "--run", "one"]);
+    assert!(replayed.status.success(), "{}", text(&replayed.stderr));
+    let again = served.client(&["replay", path.to_str().unwrap(), "--run", "one", "--full-prompts", "--shuffle", "5"]);
+    assert!(again.status.success(), "a resend is success: {}", text(&again.stderr));
+
+    let tailed = served.client(&["tail", "--run", "one", "--no-follow"]);
+    let rows: Vec<serde_json::Value> =
+        text(&tailed.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[0]["row_id"], "one/r%2F1/0/main/b");
+    assert_eq!(rows[0]["loss_mask"], serde_json::json!([0, 0, 0, 0, 1]));
+    assert_eq!(rows[1]["trains"], serde_json::json!(["a", "c"]));
+    assert_eq!(rows[1]["logprobs"], serde_json::json!([0.0, 0.0, -0.5, 0.0, -1.5, 0.0]));
+    assert_eq!(rows[1]["reward"], 0.25);
+
+    let shown = served.client(&["show", "r/1", "--run", "one"]);
+    assert!(text(&shown.stdout).contains("row 2"), "{}", text(&shown.stdout));
+    let missing = served.client(&["show", "r/2", "--run", "one"]);
+    assert_eq!(missing.status.code(), Some(1));
+}
+
+#[test]
+fn a_bad_line_is_named_and_nothing_is_sent() {
+    let served = Served::start();
+    let bad = r#"{"rollout":"r/1","agent":"lead","call":"d","seq":4,"prompt_token_ids":[1],"generation_token_ids":[2],"generation_log_probs":[]}"#;
+    let path = file("bad.jsonl", &[FORK[0], bad]);
+    let replayed = served.client(&["replay", path.to_str().unwrap(), "--run", "two"]);
+    assert_eq!(replayed.status.code(), Some(1));
+    assert!(text(&replayed.stderr).contains("bad.jsonl:2"), "{}", text(&replayed.stderr));
+    assert_eq!(served.client(&["show", "r/1", "--run", "two"]).status.code(), Some(1));
+}
+
+#[test]
+fn wrong_usage_and_a_wrong_configuration_exit_with_two() {
+    assert_eq!(hedgerow(&["replay"]).status.code(), Some(2));
+    assert_eq!(hedgerow(&["check-config"]).status.code(), Some(0));
+    let path = file("bad.toml", &["listn = \"127.0.0.1:1\""]);
+    let checked = hedgerow(&["--config", path.to_str().unwrap(), "check-config"]);
+    assert_eq!(checked.status.code(), Some(2));
+    assert!(text(&checked.stderr).contains("listn"), "{}", text(&checked.stderr));
+    let public = hedgerow(&["serve", "--listen", "0.0.0.0:0"]);
+    assert_eq!(public.status.code(), Some(2), "{}", text(&public.stderr));
+}

@@ -1,0 +1,139 @@
+//! What this release does not have: UNIMPLEMENTED with a sentence, and nothing changes by it.
+
+use hedgerow::error::Reason;
+use hedgerow::proto::v1;
+use hedgerow::proto::v1::report_request::Event;
+use hedgerow::proto::v1::subscribe_request::Request;
+use hedgerow::proto::v1::trainer_service_client::TrainerServiceClient;
+
+use crate::life::{Life, finish, seconds};
+use crate::service::{Trainer, about, call, subscription};
+
+#[track_caller]
+fn not_yet<T: std::fmt::Debug>(answer: Result<T, tonic::Status>, what: &str) {
+    let status = answer.expect_err(what);
+    assert_eq!(status.code(), tonic::Code::Unimplemented, "{what}: {status:?}");
+    assert!(status.message().contains("this release does not have"), "{what}: {status:?}");
+}
+
+#[tokio::test]
+async fn events_that_ask_for_what_is_not_there_are_refused() {
+    let mut life = Life::start().await;
+    let rollout = about("run", "one");
+    let credit = v1::Credit { target: Some(v1::credit::Target::CallId("a".to_owned())), ..v1::Credit::default() };
+    let column = v1::Call { columns: vec![v1::Column::default()], ..call("a", "main", 1, &[1], &[2]) };
+    let reward = v1::Reward { value: 1.0, credits: vec![credit.clone()], ..v1::Reward::default() };
+    let finish_with = Event::Finish(v1::Finish { seal: None, reward: Some(reward.clone()) });
+    let asked = [
+        (Event::Credit(credit), "credit"),
+        (Event::Call(column), "call.columns"),
+        (Event::Reward(reward), "reward.credits"),
+        (finish_with, "finish.reward.credits"),
+    ];
+    for opened in [false, true] {
+        for (event, field) in &asked {
+            let refusal = life.refuses(&rollout, event.clone(), Reason::NotInThisRelease, field).await;
+            assert!(refusal.message.contains("this release does not have"), "{refusal:?}");
+        }
+        if !opened {
+            life.accepts(&rollout, Event::Call(call("a", "main", 1, &[1], &[2]))).await;
+        }
+    }
+    life.accepts(&rollout, finish(1.0)).await;
+    life.others_go_on("the one before its time").await;
+}
+
+#[tokio::test]
+async fn methods_that_are_not_there_say_so() {
+    let life = Life::start().await;
+    let mut inspect = life.service.inspect().await;
+    not_yet(inspect.list_runs(v1::ListRunsRequest::default()).await, "ListRuns");
+    not_yet(inspect.list_rollouts(v1::ListRolloutsRequest::default()).await, "ListRollouts");
+    not_yet(inspect.list_groups(v1::ListGroupsRequest::default()).await, "ListGroups");
+    not_yet(inspect.list_consumers(v1::ListConsumersRequest::default()).await, "ListConsumers");
+    not_yet(inspect.watch(v1::WatchRequest::default()).await.map(|_| ()), "Watch");
+    not_yet(inspect.export_trace(v1::ExportTraceRequest::default()).await.map(|_| ()), "ExportTrace");
+    let mut trainer = TrainerServiceClient::new(life.service.channel().await);
+    not_yet(trainer.checkpoint(v1::CheckpointRequest::default()).await, "Checkpoint");
+    not_yet(trainer.seek(v1::SeekRequest::default()).await, "Seek");
+    let delay = v1::DrainRequest { retry_after: seconds(9) };
+    not_yet(life.service.admin().await.drain(delay).await, "a delay of the operator's own");
+}
+
+#[tokio::test]
+async fn run_settings_that_are_not_there_make_no_run() {
+    let mut life = Life::start().await;
+    let mut admin = life.service.admin().await;
+    type Change = fn(&mut v1::RunSettings);
+    let changes: [(&str, Change); 16] = [
+        ("mean", |settings| settings.estimator = v1::Estimator::Mean.into()),
+        ("grpo", |settings| settings.estimator = v1::Estimator::Grpo.into()),
+        ("rloo", |settings| settings.estimator = v1::Estimator::Rloo.into()),
+        ("row_weight", |settings| settings.row_weight = v1::RowWeight::RolloutTokens.into()),
+        ("quorum", |settings| settings.group_release = v1::GroupReleaseRule::Quorum.into()),
+        ("group_quorum", |settings| settings.group_quorum = Some(2)),
+        ("drop_zero_variance", |settings| settings.drop_zero_variance = true),
+        ("max_lead_groups", |settings| settings.max_lead_groups = Some(2)),
+        ("required", |settings| settings.required_consumer_groups = vec!["trainers".to_owned()]),
+        ("fsync", |settings| settings.durability = v1::Durability::Fsync.into()),
+        ("os", |settings| settings.durability = v1::Durability::Os.into()),
+        ("group_timeout", |settings| settings.group_timeout = seconds(1)),
+        ("retention", |settings| settings.retention = seconds(1)),
+        ("unclaimed_retention", |settings| settings.unclaimed_retention = seconds(1)),
+        ("unclaimed_retention_bytes", |settings| settings.unclaimed_retention_bytes = Some(1)),
+        ("idle_expiry", |settings| settings.consumer_group_idle_expiry = seconds(1)),
+    ];
+    for (what, change) in changes {
+        let mut settings = v1::RunSettings::default();
+        change(&mut settings);
+        let create = v1::CreateRunRequest { run_id: "new".to_owned(), settings: Some(settings.clone()) };
+        not_yet(admin.create_run(create).await, what);
+        let run_id = "run".to_owned();
+        let update = v1::UpdateRunSettingsRequest { run_id, settings: Some(settings), expected_settings_version: 0 };
+        not_yet(admin.update_run_settings(update).await, what);
+    }
+    assert!(admin.get_run(v1::GetRunRequest { run_id: "new".to_owned() }).await.is_err());
+    let run = admin.get_run(v1::GetRunRequest { run_id: "run".to_owned() }).await.unwrap().into_inner().run.unwrap();
+    assert_eq!(run.settings_version, 1);
+    life.others_go_on("settings").await;
+}
+
+#[tokio::test]
+async fn subscriptions_that_are_not_there_take_nothing() {
+    let mut life = Life::start().await;
+    let rollout = about("run", "one");
+    life.accepts(&rollout, Event::Call(call("a", "main", 1, &[1], &[2]))).await;
+    life.accepts(&rollout, finish(1.0)).await;
+    let of = |change: fn(&mut v1::ConsumerGroupSettings)| {
+        let mut settings = v1::ConsumerGroupSettings::default();
+        change(&mut settings);
+        v1::Subscription { settings: Some(settings), ..subscription("run", "trainers") }
+    };
+    let asked = [
+        ("group", of(|settings| settings.unit = v1::Unit::Group.into())),
+        ("step", of(|settings| settings.unit = v1::Unit::Step.into())),
+        ("step settings", of(|settings| settings.step = Some(v1::StepSettings::default()))),
+        ("tree", of(|settings| settings.shape = v1::Shape::Tree.into())),
+        ("packed", of(|settings| settings.shape = v1::Shape::Packed.into())),
+        ("staleness", of(|settings| settings.max_staleness_versions = Some(1))),
+        ("shard", v1::Subscription { shard: Some(0), ..subscription("run", "trainers") }),
+        ("step index", v1::Subscription { step_index: Some(0), ..subscription("run", "trainers") }),
+        ("version", v1::Subscription { policy_version: Some(0), ..subscription("run", "trainers") }),
+    ];
+    for (what, subscription) in asked {
+        let answer = Trainer::subscribe(life.service.channel().await, subscription).await;
+        not_yet(answer.map(|_| ()), what);
+    }
+    let mut trainer = life.service.trainer(subscription("run", "trainers")).await;
+    assert!(trainer.subscribed.created, "none of those made the group");
+    trainer.send(Request::PolicyVersion(v1::TrainerPolicyVersion::default())).await;
+    let end = loop {
+        match trainer.next().await {
+            Ok(message) => assert!(message.is_some(), "the stream ends with a reason"),
+            Err(status) => break status,
+        }
+    };
+    not_yet::<()>(Err(end), "the trainer's version");
+    let mut again = life.service.trainer(subscription("run", "trainers")).await;
+    assert_eq!(again.unit().await.rows[0].row_id, "run/one/0/main/a");
+}

@@ -1,0 +1,273 @@
+//! Replaying the log gives the state that the service had, and a service that was started on it goes on as before.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hedgerow::forest::digest::Digest;
+use hedgerow::log::memory::MemoryLog;
+use hedgerow::log::{Log, Position, Record};
+use hedgerow::proto::v1::report_request::Event;
+use hedgerow::proto::v1::{self, AckOutcome, AnswerOutcome};
+use hedgerow::queue::DropReason;
+use hedgerow::rollout::event::{Decision, RolloutRecord};
+use hedgerow::store::clock::Clock;
+use hedgerow::store::image::{Image, RolloutImage, UnitImage};
+use hedgerow::store::sequencer::Sequencer;
+use hedgerow::store::{Store, StoreOptions};
+use hedgerow::telemetry::Telemetry;
+
+use crate::queue_credit::Dice;
+use crate::queue_taker::{Taker, finish, row, unit_ids};
+use crate::replay_drive::{Drive, length};
+use crate::service::{TestService, about, call, ids, seal, subscription};
+
+/// The state that a log's records give.
+fn replayed(log: &Arc<MemoryLog>) -> Image {
+    let before = length(log);
+    let options = StoreOptions { log: log.clone(), clock: Clock::manual(), telemetry: Telemetry::new() };
+    let (store, _commands) = Store::new(options, Position(before));
+    let mut sequencer = Sequencer::new(store);
+    assert_eq!(sequencer.replay(log.as_ref()).unwrap(), Position(before));
+    assert_eq!(length(log), before, "a replay logs nothing");
+    sequencer.image()
+}
+
+/// The first records of a log, as a log of their own.
+fn cut(log: &MemoryLog, records: usize) -> Arc<MemoryLog> {
+    let first = MemoryLog::keeping();
+    for (_, record) in log.read(Position(1)).unwrap().into_iter().take(records) {
+        first.append(first.frame(&record));
+    }
+    Arc::new(first)
+}
+
+fn first_difference<K: Ord + Debug, V: PartialEq + Debug>(
+    one: &BTreeMap<K, V>,
+    other: &BTreeMap<K, V>,
+) -> Option<String> {
+    let keys = one.keys().chain(other.keys());
+    let mut differing = keys.filter(|key| one.get(key) != other.get(key));
+    differing.next().map(|key| format!("{key:?}\n  was  {:?}\n  is   {:?}", one.get(key), other.get(key)))
+}
+
+fn same(was: &Image, is: &Image) -> Result<(), String> {
+    let rollouts = first_difference(&was.rollouts, &is.rollouts);
+    let difference = rollouts
+        .or_else(|| first_difference(&was.groups, &is.groups))
+        .or_else(|| first_difference(&was.units, &is.units));
+    difference.map_or(Ok(()), Err)
+}
+
+/// How often a workload did what.
+type Census = BTreeMap<&'static str, u64>;
+
+fn kind(record: &Record) -> &'static str {
+    match record {
+        Record::Run { settings_version: 1, .. } => "run made",
+        Record::Run { .. } => "run changed",
+        Record::RunDeleted { .. } => "run deleted",
+        Record::GroupSize { .. } => "group size",
+        Record::RolloutOpened { attempt: 0, .. } => "rollout opened",
+        Record::RolloutOpened { .. } => "newer attempt opened",
+        Record::ConsumerGroup { .. } => "consumer group made",
+        Record::Acknowledged { .. } => "units acknowledged",
+        Record::UnitDropped { reason: DropReason::Undeliverable, .. } => "unit undeliverable",
+        Record::UnitDropped { .. } => "unit dropped by hand",
+        Record::UnitReleased { .. } => "unit released",
+        Record::Rollout { record, .. } => match record {
+            RolloutRecord::Open(_) => "open",
+            RolloutRecord::Group(_) => "group joined",
+            RolloutRecord::Call(_) | RolloutRecord::ParentAgent { .. } => "call",
+            RolloutRecord::AgentStart(_) => "agent start",
+            RolloutRecord::AgentEnd(_) => "agent end",
+            RolloutRecord::Finish(Some(_), Some(_)) => "finish",
+            RolloutRecord::Finish(Some(_), None) => "seal",
+            RolloutRecord::Finish(None, _) => "reward",
+            RolloutRecord::Discard { .. } => "discard",
+            RolloutRecord::Conflict(_) => "conflict",
+            RolloutRecord::Decision(Decision::IdleTimeout) => "idle timeout",
+            RolloutRecord::Decision(Decision::MissingCallsDiscard) => "missing calls: discard",
+            RolloutRecord::Decision(Decision::MissingCallsFinalise) => "missing calls: finalise",
+            RolloutRecord::Decision(Decision::MissingParentsGivenUp) => "missing parents given up",
+        },
+    }
+}
+
+/// All that [`kind`] knows, and what becomes of rollouts and units.
+const EVERYTHING: [&str; 30] = [
+    "group size",
+    "run made",
+    "run changed",
+    "run deleted",
+    "rollout opened",
+    "newer attempt opened",
+    "consumer group made",
+    "units acknowledged",
+    "unit undeliverable",
+    "unit dropped by hand",
+    "unit released",
+    "open",
+    "group joined",
+    "call",
+    "agent start",
+    "agent end",
+    "finish",
+    "seal",
+    "reward",
+    "discard",
+    "conflict",
+    "idle timeout",
+    "missing calls: discard",
+    "missing calls: finalise",
+    "missing parents given up",
+    "rollout open at the end",
+    "rollout finalised at the end",
+    "rollout retired at the end",
+    "unit due at the end",
+    "unit acknowledged at the end",
+];
+
+fn count(census: &mut Census, log: &MemoryLog, image: &Image) {
+    let records = log.read(Position(1)).unwrap();
+    let rollouts = image.rollouts.values().map(|rollout| match rollout {
+        RolloutImage::Open(_) => "rollout open at the end",
+        RolloutImage::Finalised(_) => "rollout finalised at the end",
+        RolloutImage::Ended(how) if how.contains("Retired") => "rollout retired at the end",
+        RolloutImage::Ended(_) => "rollout discarded at the end",
+    });
+    let units = image.units.values().map(|unit| match unit {
+        UnitImage::Due => "unit due at the end",
+        UnitImage::Acknowledged => "unit acknowledged at the end",
+        UnitImage::Dropped(_) => "unit dropped at the end",
+    });
+    for what in records.iter().map(|(_, record)| kind(record)).chain(rollouts).chain(units) {
+        *census.entry(what).or_default() += 1;
+    }
+}
+
+async fn drive_and_replay(seed: u64, census: &mut Census) -> Result<(), String> {
+    // Where records are durable late, what follows from them comes late too.
+    let log = Arc::new(if seed.is_multiple_of(2) { MemoryLog::keeping() } else { MemoryLog::held() });
+    let mut dice = Dice::new(seed);
+    for life in 0..2 {
+        let mut drive = Drive::start(log.clone(), dice).await;
+        if life == 0 {
+            drive.prepare().await;
+        }
+        drive.steps(100).await;
+        let (image, rest) = drive.stop().await;
+        dice = rest;
+        let again = replayed(&log);
+        same(&image, &again).map_err(|difference| format!("life {life}: {difference}"))?;
+        same(&again, &replayed(&log)).map_err(|difference| format!("a second replay: {difference}"))?;
+        // Wherever a crash cuts the log, what is left is a state.
+        let records = dice.below(length(&log) + 1);
+        replayed(&cut(&log, usize::try_from(records).unwrap()));
+        if life == 1 {
+            count(census, &log, &image);
+        }
+    }
+    Ok(())
+}
+
+fn seeds(seeds: impl Iterator<Item = u64>) {
+    let mut census = Census::new();
+    for seed in seeds {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        if let Err(difference) = runtime.block_on(drive_and_replay(seed, &mut census)) {
+            panic!("seed {seed}: {difference}");
+        }
+    }
+    let never: Vec<_> = EVERYTHING.iter().filter(|what| !census.contains_key(*what)).collect();
+    assert!(never.is_empty(), "the workload has become poorer: never {never:?}; {census:?}");
+    println!("{census:?}");
+}
+
+#[test]
+fn a_replay_gives_what_the_service_had() {
+    seeds((0..250).step_by(2));
+}
+
+#[test]
+fn a_replay_gives_what_the_service_had_with_records_that_are_durable_late() {
+    seeds((1..250).step_by(2));
+}
+
+#[tokio::test]
+async fn a_service_on_a_replayed_log_goes_on_where_the_other_stopped() {
+    let log = Arc::new(MemoryLog::keeping());
+    let service = TestService::start_on(log.clone()).await;
+    let mut worker = service.worker().await;
+    let mut taker = Taker::join(&service, subscription("run", "trainers")).await;
+    let mut made = Vec::new();
+    for (rollout, tokens) in [("a", 5), ("b", 300), ("c", 70), ("d", 9)] {
+        made.push(row(&mut worker, "run", rollout, tokens).await);
+    }
+    let before = taker.take_units(4).await;
+    assert_eq!(taker.ack(&made[1..2]).await, [AckOutcome::Acknowledged]);
+    let open = about("run", "open");
+    let prompt: Vec<u32> = (0..130).collect();
+    worker.report(&open, Event::Call(call("one", "main", 1, &prompt, &[7; 70]))).await;
+    worker.report(&open, Event::Seal(seal(&[("main", &["one", "two"])]))).await;
+    drop((worker, taker));
+    service.running.stop().await;
+
+    let service = TestService::start_on(log).await;
+    let mut worker = service.worker().await;
+    let mut taker = Taker::join(&service, subscription("run", "trainers")).await;
+    assert!(!taker.trainer.subscribed.created);
+    let after = taker.take_units(3).await;
+    assert_eq!(unit_ids(&after), [made[0].as_str(), &made[2], &made[3]], "the same ids in the same order");
+    for unit in &after {
+        let same = before.iter().find(|before| before.unit_id == unit.unit_id).unwrap();
+        assert_eq!((&unit.rows, unit.tokens), (&same.rows, same.tokens), "the same bytes");
+        assert_eq!(unit.delivery_count, 1, "how often a unit was given out is not kept");
+    }
+    assert_eq!(taker.ack(&made[1..2]).await, [AckOutcome::AlreadyAcknowledged]);
+    let answer = worker.report(&about("run", "b"), finish(1.0)).await;
+    assert_eq!(answer.outcome(), AnswerOutcome::AlreadyEnded);
+    let answer = worker.report(&about("run", "a"), finish(1.0)).await;
+    assert_eq!(answer.outcome(), AnswerOutcome::Duplicate);
+    let again = Event::Call(call("one", "main", 1, &prompt, &[7; 70]));
+    assert_eq!(worker.report(&open, again).await.outcome(), AnswerOutcome::Duplicate);
+
+    let whole = [prompt, vec![7; 70]].concat();
+    let base = v1::Base {
+        call_id: "one".to_owned(),
+        length_tokens: 200,
+        digest: bytes::Bytes::copy_from_slice(&Digest::of(&whole).0),
+    };
+    let delta = v1::prompt::Prompt::Delta(v1::Delta { base: Some(base), suffix_token_ids: ids(&[1]) });
+    let two = v1::Call { prompt: Some(v1::Prompt { prompt: Some(delta) }), ..call("two", "main", 2, &[], &[9]) };
+    assert_eq!(worker.report(&open, Event::Call(two)).await.outcome(), AnswerOutcome::Accepted);
+    worker.report(&open, Event::Reward(crate::service::reward(0.5))).await;
+    let unit = taker.unit().await;
+    assert_eq!(unit.unit_id, "run/open/0/main/two");
+    assert_eq!(unit.rows[0].token_ids, [whole, vec![1, 9]].concat());
+}
+
+#[tokio::test]
+async fn deadlines_start_afresh_after_a_restart() {
+    let log = Arc::new(MemoryLog::keeping());
+    let service = TestService::start_on(log.clone()).await;
+    let mut worker = service.worker().await;
+    let reference = about("run", "x");
+    worker.report(&reference, Event::Call(call("one", "main", 1, &[1], &[2]))).await;
+    worker.report(&reference, Event::Seal(seal(&[("main", &["one", "two"])]))).await;
+    worker.report(&reference, Event::Reward(crate::service::reward(0.5))).await;
+    service.clock.advance(Duration::from_secs(599));
+    drop(worker);
+    service.running.stop().await;
+    let service = TestService::start_on(log).await;
+    let mut worker = service.worker().await;
+    service.clock.advance(Duration::from_secs(599));
+    let answer = worker.report(&reference, Event::Heartbeat(v1::Heartbeat {})).await;
+    assert_eq!(answer.outcome(), AnswerOutcome::Accepted, "time while it was down expires nothing");
+    service.clock.advance(Duration::from_secs(1));
+    let mut taker = Taker::join(&service, subscription("run", "trainers")).await;
+    while taker.heartbeat(&service).await.incomplete_rollouts > 0 {}
+    let answer = worker.report(&reference, Event::Heartbeat(v1::Heartbeat {})).await;
+    assert_eq!(answer.ended.unwrap().reason, "missing_call");
+}
