@@ -24,4 +24,5 @@ mod queue_large;
 mod queue_taker;
 mod replay;
 mod replay_drive;
+mod replay_late;
 mod smoke;
