@@ -151,8 +151,6 @@ fn a_token_without_a_log_probability_is_context() {
     let mut forest = Forest::default();
     let mut call = full("a", "a", 1, &[1], &[2, 3]);
     call.facts.logprobs = Some(vec![f32::NAN, -1.0]);
-    call.facts.versions =
-        vec![VersionSpan { start: 0, end: 1, version: 3 }, VersionSpan { start: 1, end: 2, version: 4 }];
     accept(&mut forest, &call);
     let kept = everything(&forest);
     let links = forest.links(&kept);
@@ -161,5 +159,4 @@ fn a_token_without_a_log_probability_is_context() {
     let row = forest.row(&plan, &plan.rows[0], &links);
     assert_eq!((row.loss_mask, row.logprobs), (vec![0, 0, 1], vec![0.0, 0.0, -1.0]));
     assert_eq!(plan.rows[0].trained_tokens, 1);
-    assert_eq!(row.policy_versions, Some((4, 4)), "what does not train has no say in the versions");
 }

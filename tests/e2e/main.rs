@@ -24,5 +24,4 @@ mod queue_large;
 mod queue_taker;
 mod replay;
 mod replay_drive;
-mod replay_late;
 mod smoke;
