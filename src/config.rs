@@ -7,8 +7,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use figment::Figment;
+use figment::error::Kind;
 use figment::providers::{Env, Format as _, Serialized, Toml};
+use figment::{Figment, Source};
 use serde::{Deserialize, Serialize};
 
 /// What variables of the environment begin with.
@@ -118,7 +119,7 @@ impl Config {
     pub fn load(file: Option<&Path>, flags: &ConfigFlags) -> Result<Self, ConfigError> {
         let mut layers = Figment::from(Serialized::defaults(Self::default()));
         if let Some(path) = file {
-            if let Err(error) = std::fs::File::open(path) {
+            if let Err(error) = std::fs::read(path) {
                 return Err(ConfigError(format!("cannot read {}: {error}", path.display())));
             }
             layers = layers.merge(Toml::file_exact(path));
@@ -208,15 +209,26 @@ fn sentences(errors: figment::Error) -> String {
             let key = error.path.join(".");
             let from = match error.metadata.as_ref().map(|from| (&from.source, &from.name)) {
                 None => String::new(),
-                Some((Some(figment::Source::Code(_)), _)) => " (on the command line)".to_owned(),
-                Some((Some(source), name)) => format!(" (in {name}, {source})"),
-                Some((None, name)) => format!(" (in {name})"),
+                Some((Some(Source::Code(_)), _)) => " (on the command line)".to_owned(),
+                Some((Some(Source::File(path)), _)) => format!(" (in {})", path.display()),
+                Some(_) => format!(" (in the environment, {ENVIRONMENT_PREFIX}{})", key.to_ascii_uppercase()),
             };
             let separator = if key.is_empty() { "" } else { ": " };
-            format!("{key}{separator}{}{from}", error.kind)
+            format!("{key}{separator}{}{from}", problem(&error.kind))
         })
         .collect();
     lines.join("\n")
+}
+
+/// What is wrong with a key or its value.
+fn problem(kind: &Kind) -> String {
+    if let Kind::UnknownField(_, known) = kind {
+        format!("is no key; the keys are {}", known.join(", "))
+    } else if let Kind::UnknownVariant(found, known) = kind {
+        format!("{found:?} is none of {}", known.join(", "))
+    } else {
+        kind.to_string().trim_end().to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -233,7 +245,7 @@ mod tests {
         config
     }
 
-    fn problem(toml: &str) -> String {
+    fn problem_of(toml: &str) -> String {
         load(toml, &ConfigFlags::default()).expect_err("an error").to_string()
     }
 
@@ -249,10 +261,10 @@ mod tests {
 
     #[test]
     fn errors_name_the_key() {
-        assert!(problem("liisten = 3").contains("liisten"), "{}", problem("liisten = 3"));
-        assert!(problem("listen = 3").starts_with("listen: "), "{}", problem("listen = 3"));
-        assert!(problem("durability = \"fsync\"").starts_with("durability: "));
-        assert!(problem("listen = \"0.0.0.0:1\"").contains("allow_insecure_public_listen"));
+        assert!(problem_of("liisten = 3").contains("liisten"), "{}", problem_of("liisten = 3"));
+        assert!(problem_of("listen = 3").starts_with("listen: "), "{}", problem_of("listen = 3"));
+        assert!(problem_of("durability = \"fsync\"").starts_with("durability: "));
+        assert!(problem_of("listen = \"0.0.0.0:1\"").contains("allow_insecure_public_listen"));
         assert!(load("listen = \"0.0.0.0:1\"\nallow_insecure_public_listen = true", &ConfigFlags::default()).is_ok());
         let missing = Config::load(Some(Path::new("/no/such/file")), &ConfigFlags::default());
         assert!(missing.expect_err("an error").to_string().contains("/no/such/file"));

@@ -233,4 +233,12 @@ mod tests {
         assert_eq!(texts.len(), Reason::ALL.len());
         assert!(texts.iter().all(|text| text.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_')));
     }
+
+    #[test]
+    fn the_contract_lists_every_reason() {
+        let contract = include_str!("../proto/hedgerow/v1/common.proto");
+        let missing: Vec<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+        let missing: Vec<_> = missing.into_iter().filter(|text| !contract.contains(&format!("`{text}`"))).collect();
+        assert!(missing.is_empty(), "Refusal.reason does not list {missing:?}");
+    }
 }

@@ -60,8 +60,10 @@ pub const BATCH_REQUESTS_MAX: usize = 4096;
 pub const IN_FLIGHT_BYTES_MAX: usize = 512 << 20;
 /// Units on their way to one consumer's stream.
 pub const CONSUMER_UNITS_IN_FLIGHT_MAX: usize = 256;
-/// Unit ids in one acknowledgement.
+/// Unit ids in one acknowledgement, and in all of one subscription that are not answered yet.
 pub const ACK_UNITS_MAX: usize = 65_536;
+/// Acknowledgements of one subscription that are not answered yet; a trainer that does not read its answers is not read from.
+pub const ACK_ANSWERS_OUTSTANDING_MAX: usize = 128;
 
 /// HTTP/2 window of one stream.
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 2 << 20;

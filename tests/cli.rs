@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Lines};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_hedgerow");
 
@@ -16,26 +16,30 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
+const SERVE: [&str; 7] = ["serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json"];
+
 /// A served process on free ports, ended with its test.
 struct Served {
     process: Child,
     address: String,
+    log: Lines<BufReader<ChildStderr>>,
 }
 
 impl Served {
     fn start() -> Self {
-        let arguments = ["serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json"];
-        let mut process = Command::new(BINARY).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        Self::spawn(Command::new(BINARY).args(SERVE))
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
         let address = loop {
-            let line: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+            let line: serde_json::Value = serde_json::from_str(&log.next().unwrap().unwrap()).unwrap();
             if let Some(address) = line["grpc"].as_str() {
                 break format!("http://{address}");
             }
         };
-        // The rest of its log is read, so that it never waits for us.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { process, address }
+        Self { process, address, log }
     }
 
     fn client(&self, arguments: &[&str]) -> Output {
@@ -130,4 +134,17 @@ fn wrong_usage_and_a_wrong_configuration_exit_with_two() {
     assert!(text(&checked.stderr).contains("listn"), "{}", text(&checked.stderr));
     let public = hedgerow(&["serve", "--listen", "0.0.0.0:0"]);
     assert_eq!(public.status.code(), Some(2), "{}", text(&public.stderr));
+}
+
+#[test]
+fn a_service_out_of_descriptors_says_so_and_goes_on_when_there_are_some_again() {
+    let limited = ["-c", "ulimit -n 48 && exec \"$0\" \"$@\"", BINARY];
+    let mut served = Served::spawn(Command::new("sh").args(limited).args(SERVE));
+    let address = served.address.trim_start_matches("http://").to_owned();
+    let connections: Vec<_> = (0..64).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
+    served.log.find(|line| line.as_ref().unwrap().contains("no connection can be taken")).unwrap().unwrap();
+    drop(connections);
+    let missing = served.client(&["show", "r/1", "--run", "one"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).contains("has no rollout"), "{}", text(&missing.stderr));
 }

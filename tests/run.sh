@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all tests: format, lints, the protobuf contract, unit, property, case and end-to-end tests.
-# Needs Rust; installs what else the tests need. Long checks have commands of their own (see README.md).
+# Needs Rust; installs what else the tests need. How fast the service is, `cargo bench` says.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +29,7 @@ cargo fmt --all --check
 
 say "protobuf contract"
 tools=target/tools
-[ -x "$tools/bin/buf" ] || python3 -m pip install --quiet --disable-pip-version-check --target "$tools" "buf-bin==1.75.0"
+[ -x "$tools/bin/buf" ] || python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$tools" "buf-bin==1.75.0"
 (cd proto && "../$tools/bin/buf" lint)
 
 say "lints"

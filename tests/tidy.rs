@@ -16,8 +16,8 @@ const MAY_IMPORT: [(&str, &[&str]); 16] = [
     ("telemetry", &["error", "ids", "limits"]),
     ("forest", &["ids", "limits"]),
     ("rollout", &["forest", "error", "ids", "limits"]),
-    ("group", &["forest", "error", "ids", "limits"]),
-    ("queue", &["forest", "error", "ids", "limits"]),
+    ("group", &["error", "ids", "limits"]),
+    ("queue", &["error", "ids", "limits"]),
     ("log", &["queue", "group", "rollout", "forest", "telemetry", "config", "error", "ids", "limits"]),
     ("store", &["log", "queue", "group", "rollout", "forest", "telemetry", "config", "error", "ids", "limits"]),
     ("proto", &[]),
@@ -110,7 +110,8 @@ const UNFINISHED: [&str; 6] = [
 ];
 
 /// A file that may wait by the clock, and why. A timer is a `select!` arm on a deadline; a test waits for an event.
-const MAY_SLEEP: [(&str, &str); 0] = [];
+const MAY_SLEEP: [(&str, &str); 1] =
+    [("src/rpc/mod.rs", "nothing says when there are descriptors for connections again")];
 
 #[test]
 fn the_house_is_tidy() {

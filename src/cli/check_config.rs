@@ -12,7 +12,9 @@ use crate::config::{Config, ConfigFlags};
 #[command(after_help = "\
 Examples:
   hedgerow check-config --config hedgerow.toml
-  HEDGEROW_LOG_FILTER=debug hedgerow check-config --json")]
+  HEDGEROW_LOG_FILTER=debug hedgerow check-config --json
+
+Exit codes: 0 valid, 2 not valid.")]
 pub struct CheckConfigArguments {
     /// Flags of `serve`, to check them with the rest
     #[command(flatten)]

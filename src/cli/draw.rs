@@ -60,8 +60,10 @@ impl Drawing {
 #[must_use]
 pub fn draw(rollout: &GetRolloutResponse, drawing: Drawing) -> String {
     let mut out = heading(rollout.summary.as_ref(), drawing);
-    out.push('\n');
-    out.push_str(&draw_forest(rollout, drawing));
+    if !rollout.calls.is_empty() {
+        out.push('\n');
+        out.push_str(&draw_forest(rollout, drawing));
+    }
     for table in [tables::agents(rollout, drawing), tables::rows(rollout, drawing), tables::missing(rollout, drawing)] {
         if !table.is_empty() {
             out.push('\n');
@@ -94,11 +96,19 @@ fn heading(summary: Option<&RolloutSummary>, drawing: Drawing) -> String {
     if reference.attempt > 0 {
         facts.push(format!("attempt {}", reference.attempt));
     }
-    facts.push(summary.reward.as_ref().map_or("no reward yet".to_owned(), |reward| format!("reward {}", reward.value)));
-    let totals = summary.totals.unwrap_or_default();
-    facts.push(counted(totals.calls, "call"));
-    facts.push(counted(totals.agents, "agent"));
-    facts.push(counted(totals.generated_tokens, "generated token"));
+    match (&summary.reward, summary.state()) {
+        (Some(reward), _) => facts.push(format!("reward {}", reward.value)),
+        (None, RolloutState::Ended) => {}
+        (None, _) => facts.push("no reward yet".to_owned()),
+    }
+    match summary.totals {
+        Some(totals) => facts.extend([
+            counted(totals.calls, "call"),
+            counted(totals.agents, "agent"),
+            counted(totals.generated_tokens, "generated token"),
+        ]),
+        None => facts.push("its calls are no longer held".to_owned()),
+    }
     if !reference.group_id.is_empty() {
         facts.push(format!("group {}", reference.group_id));
     }

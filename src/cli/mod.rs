@@ -1,7 +1,7 @@
 //! The command line: one file for each subcommand, and what several of them share.
 //!
 //! Everything but `serve` and `demo` is a plain gRPC client. Results go to stdout, everything else to stderr.
-//! Exit codes: 0 done, 1 failed, 2 wrong usage (which a bad configuration or a bad recording is, too).
+//! Exit codes: 0 done, 1 failed, 2 wrong usage (which a bad configuration is, too).
 
 use std::fmt;
 use std::io::{self, Write as _};

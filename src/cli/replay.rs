@@ -33,7 +33,19 @@ Examples:
   hedgerow replay calls.jsonl.gz
   hedgerow replay calls.jsonl --run r1 --reward 1 --streams 4
   hedgerow replay calls.jsonl --shuffle 7 --full-prompts     any order, every prompt in full
-  hedgerow replay calls.jsonl --repeat 100 --streams 8       a hundred times: ID, ID#2, ID#3 …")]
+  hedgerow replay calls.jsonl --repeat 100 --streams 8       a hundred times: ID, ID#2, ID#3 …
+
+A line is a call:
+  {\"rollout\": \"r\", \"agent\": \"main\", \"parent_agent\": null, \"call\": \"c1\", \"seq\": 1, \"prompt_token_ids\": [1, 2],
+   \"generation_token_ids\": [3], \"generation_log_probs\": [-0.5]}
+    its prompt may instead begin with ids of an earlier line's call:
+      \"prefix_of\": \"c1\", \"prefix_len\": 3, \"prompt_suffix_token_ids\": [4]
+    may be left out: group, reward, model, policy, policy_version, kind, finish_reason, train and kept (true or false),
+      link (\"infer\", \"root\" or {\"parent\": \"c1\"})
+or a rollout's end, with lists of the kept calls or null, which keeps all:
+  {\"rollout\": \"r\", \"reward\": 1.0, \"kept\": {\"main\": [\"c1\"]}}
+
+A bad line is an error with its number, and nothing is sent.")]
 pub struct ReplayArguments {
     /// Recorded calls: JSON Lines, gzip or not
     #[arg(required = true, value_name = "FILE")]
@@ -42,7 +54,7 @@ pub struct ReplayArguments {
     #[command(flatten)]
     pub service: ServiceAddress,
     /// The run to report to
-    #[arg(long, value_name = "NAME", default_value = "replay")]
+    #[arg(long, value_name = "NAME", default_value = "default")]
     pub run: String,
     /// The reward of rollouts whose recording has none
     #[arg(long, value_name = "REWARD", default_value_t = 0.0, allow_negative_numbers = true)]

@@ -204,7 +204,7 @@ impl Forest {
         let wanted = delta.base_length as usize;
         let Some(full) = full_view(call).filter(|_| wanted <= call.full_length()) else {
             return Err(CallRefusal::ResendFullPrompt(format!(
-                "base.length is {wanted}, but call {:?} has {} ids",
+                "base.length_tokens is {wanted}, but call {:?} has {} ids",
                 delta.base,
                 call.full_length()
             )));

@@ -7,9 +7,7 @@
 //! where calls arrive out of order or fork inside a block.
 //!
 //! Cost: constant for a prompt that goes on from a call's end; at worst one step for each block of the path. Calls with
-//! equal text (twins) share a point and are kept in the order (agent, sequence, call id).
-
-use std::ops::ControlFlow;
+//! equal text (twins) share a point, in two orders, so that none of them is looked at in vain.
 
 use hashbrown::{HashMap, HashTable};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -29,29 +27,63 @@ pub(crate) struct EndIndex {
 
 struct Point {
     block: BlockId,
-    /// Calls with equal text, sorted by (agent, sequence, call id); never empty.
     twins: Twins,
 }
 
-enum Twins {
+/// Calls with equal text.
+pub(crate) enum Twins {
     One(CallIndex),
-    Many(Vec<CallIndex>),
+    Many(Box<ManyTwins>),
+}
+
+/// Two calls or more.
+pub(crate) struct ManyTwins {
+    /// In the order (agent, sequence, call id).
+    pub(crate) by_agent: Vec<CallIndex>,
+    /// In the order (sequence, call id).
+    pub(crate) by_order: Vec<CallIndex>,
 }
 
 impl Twins {
-    fn as_slice(&self) -> &[CallIndex] {
+    fn any(&self) -> Option<CallIndex> {
         match self {
-            Self::One(call) => std::slice::from_ref(call),
-            Self::Many(calls) => calls,
+            Self::One(call) => Some(*call),
+            Self::Many(many) => many.by_agent.first().copied(),
+        }
+    }
+
+    fn insert(&mut self, calls: &[Call], new: CallIndex) {
+        let order = |call: CallIndex| calls[call.index()].order();
+        let by_agent = |call: CallIndex| (calls[call.index()].agent(), order(call));
+        if let Self::One(one) = *self {
+            *self = Self::Many(Box::new(ManyTwins { by_agent: vec![one], by_order: vec![one] }));
+        }
+        if let Self::Many(many) = self {
+            let place = many.by_agent.partition_point(|twin| by_agent(*twin) < by_agent(new));
+            many.by_agent.insert(place, new);
+            let place = many.by_order.partition_point(|twin| order(*twin) < order(new));
+            many.by_order.insert(place, new);
         }
     }
 }
 
-#[derive(Clone, Copy, Default)]
+/// One for each block, so its eight bytes count.
+#[derive(Clone, Copy)]
 struct Memo {
     /// Good while it equals the index's epoch plus one; 0 means never computed.
     valid_in: u32,
-    nearest: Option<BlockId>,
+    /// A block that there never is says that there is none.
+    nearest: BlockId,
+}
+
+impl Memo {
+    fn new(valid_in: u32, nearest: Option<BlockId>) -> Self {
+        Self { valid_in, nearest: nearest.unwrap_or(BlockId::at(usize::MAX)) }
+    }
+
+    fn nearest(self) -> Option<BlockId> {
+        Some(self.nearest).filter(|block| *block != BlockId::at(usize::MAX))
+    }
 }
 
 impl EndIndex {
@@ -63,19 +95,10 @@ impl EndIndex {
             self.epoch += 1;
         }
         *lengths |= 1 << tail.len();
-        let key = |call: CallIndex| (calls[call.index()].agent(), calls[call.index()].order());
         let hash = hash_of(*block, tail);
         let same = |point: &Point| point.block == *block && tail_of(calls, point) == &**tail;
         match self.points.find_mut(hash, same) {
-            Some(point) => {
-                let mut twins = match &mut point.twins {
-                    Twins::One(one) => vec![*one],
-                    Twins::Many(many) => std::mem::take(many),
-                };
-                let place = twins.partition_point(|twin| key(*twin) < key(new));
-                twins.insert(place, new);
-                point.twins = Twins::Many(twins);
-            }
+            Some(point) => point.twins.insert(calls, new),
             None => {
                 let point = Point { block: *block, twins: Twins::One(new) };
                 self.points.insert_unique(hash, point, |point| hash_of(point.block, tail_of(calls, point)));
@@ -83,13 +106,13 @@ impl EndIndex {
         }
     }
 
-    /// Visits the points whose text is a prefix of `prompt`, longest first, until the visitor breaks.
-    pub(crate) fn visit_prefixes<R>(
+    /// Chooses among the calls with the longest text that is a prefix of `prompt`, if there are any.
+    pub(crate) fn longest_prefix<R>(
         &mut self,
         store: &TokenStore,
         calls: &[Call],
         prompt: View<'_>,
-        mut visit: impl FnMut(&[CallIndex]) -> ControlFlow<R>,
+        choose: impl FnOnce(&Twins) -> R,
     ) -> Option<R> {
         let mut from = prompt.block;
         while let Some(block) = self.nearest(store, from) {
@@ -103,10 +126,8 @@ impl EndIndex {
                 lengths &= !(1 << length);
                 let tail = &next[..length];
                 let same = |point: &Point| point.block == block && tail_of(calls, point) == tail;
-                if let Some(point) = self.points.find(hash_of(block, tail), same)
-                    && let ControlFlow::Break(found) = visit(point.twins.as_slice())
-                {
-                    return Some(found);
+                if let Some(point) = self.points.find(hash_of(block, tail), same) {
+                    return Some(choose(&point.twins));
                 }
             }
             if block == BlockId::ROOT {
@@ -121,7 +142,7 @@ impl EndIndex {
     fn nearest(&mut self, store: &TokenStore, from: BlockId) -> Option<BlockId> {
         if self.memo.len() < store.block_count() {
             self.memo.reserve_exact(store.block_count() - self.memo.len() + store.block_count() / 8);
-            self.memo.resize(store.block_count(), Memo::default());
+            self.memo.resize(store.block_count(), Memo::new(0, None));
         }
         let valid = self.epoch + 1;
         let mut at = from;
@@ -131,7 +152,7 @@ impl EndIndex {
             }
             let memo = self.memo[at.index()];
             if memo.valid_in == valid {
-                break memo.nearest;
+                break memo.nearest();
             }
             if at == BlockId::ROOT {
                 break None;
@@ -141,11 +162,11 @@ impl EndIndex {
         let top = at;
         at = from;
         while at != top {
-            self.memo[at.index()] = Memo { valid_in: valid, nearest: found };
+            self.memo[at.index()] = Memo::new(valid, found);
             at = store.parent(at);
         }
         if found.is_none() {
-            self.memo[top.index()] = Memo { valid_in: valid, nearest: None };
+            self.memo[top.index()] = Memo::new(valid, None);
         }
         found
     }
@@ -156,7 +177,7 @@ fn hash_of(block: BlockId, tail: &[u32]) -> u64 {
 }
 
 fn tail_of<'a>(calls: &'a [Call], point: &Point) -> &'a [u32] {
-    match point.twins.as_slice().first().map(|call| &calls[call.index()].tokens) {
+    match point.twins.any().map(|call| &calls[call.index()].tokens) {
         Some(CallTokens::Placed { tail, .. }) => tail,
         Some(CallTokens::Waiting(_) | CallTokens::Unresolved(_)) | None => &[],
     }

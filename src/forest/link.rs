@@ -3,13 +3,15 @@
 //! A link is never guessed by text, by likeness or by position: only a call whose prompt + generation is exactly a prefix
 //! of the prompt can be a parent.
 
-use std::ops::ControlFlow;
+use std::collections::{HashMap, HashSet};
 
 use crate::ids::CallId;
 use crate::limits::DRIFT_IDS_SHOWN;
 
-use super::Forest;
 use super::call::{AgentIndex, Call, CallIndex, Link};
+use super::index::{EndIndex, Twins};
+use super::tokens::TokenStore;
+use super::{Agents, Forest};
 
 /// A set of calls of one rollout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -130,80 +132,96 @@ impl Links {
 }
 
 /// What the climb from a named parent found.
+#[derive(Clone, Copy)]
 enum Climb {
     Parent(Option<CallIndex>),
     Circle,
+}
+
+/// What links are looked for among.
+struct Among<'a> {
+    kept: &'a CallSet,
+    /// Where the kept calls end, and no others.
+    ends: EndIndex,
+    /// What was found from calls that are not kept: many kept calls may climb over the same ones.
+    climbed: HashMap<CallIndex, Climb>,
 }
 
 impl Forest {
     /// The links of the kept calls. Calls that generated nothing, or have no ids, must not be among them.
     pub fn links(&mut self, kept: &CallSet) -> Links {
         let mut links = Links { parents: vec![None; self.call_count()], broken: Vec::new() };
+        let are_all =
+            self.calls().all(|(call, stored)| kept.contains(call) || stored.is_empty() || !stored.is_placed());
+        let ends = if are_all { std::mem::take(&mut self.ends) } else { self.ends_of(kept) };
+        let mut among = Among { kept, ends, climbed: HashMap::new() };
         for call in kept.iter() {
-            let (parent, broken) = self.kept_link(call, kept);
+            let (parent, broken) = self.kept_link(call, &mut among);
             links.parents[call.index()] = parent;
             links.broken.extend(broken.map(|broken| (call, broken)));
+        }
+        if are_all {
+            self.ends = among.ends;
         }
         links
     }
 
-    fn kept_link(&mut self, call: CallIndex, kept: &CallSet) -> (Option<CallIndex>, Option<BrokenLink>) {
-        let named = match self.call(call).link.clone() {
+    fn ends_of(&self, kept: &CallSet) -> EndIndex {
+        let mut ends = EndIndex::default();
+        kept.iter().for_each(|call| ends.insert(&self.tokens, &self.calls, call));
+        ends
+    }
+
+    fn kept_link(&self, call: CallIndex, among: &mut Among<'_>) -> (Option<CallIndex>, Option<BrokenLink>) {
+        let named = match &self.call(call).link {
             Link::Root => return (None, None),
-            Link::Infer => return (self.infer(call, kept), None),
-            Link::Parent(named) => named,
+            Link::Infer => return (self.infer(call, among), None),
+            Link::Parent(named) => named.clone(),
         };
         let mut first_difference = None;
         if let Some(parent) = self.find_placed(&named).filter(|parent| *parent != call) {
             if self.fits(parent, call) {
-                if let Climb::Parent(parent) = self.climb(parent, kept) {
+                if let Climb::Parent(parent) = self.climb(parent, among) {
                     return (parent, None);
                 }
             } else {
                 first_difference = Some(self.matched_length(parent, call));
             }
         }
-        (self.infer(call, kept), Some(BrokenLink { named, first_difference }))
+        (self.infer(call, among), Some(BrokenLink { named, first_difference }))
     }
 
     /// From a named parent up, by its own links, to the nearest kept call.
-    fn climb(&mut self, from: CallIndex, kept: &CallSet) -> Climb {
-        let mut passed = std::collections::HashSet::new();
+    fn climb(&self, from: CallIndex, among: &mut Among<'_>) -> Climb {
+        let mut passed = Vec::new();
         let mut at = from;
-        loop {
-            if kept.contains(at) {
-                return Climb::Parent(Some(at));
+        let found = loop {
+            if among.kept.contains(at) {
+                break Climb::Parent(Some(at));
             }
-            if !passed.insert(at) {
-                return Climb::Circle;
+            if let Some(found) = among.climbed.get(&at) {
+                break *found;
             }
+            // Who comes back here on this climb goes in a circle.
+            among.climbed.insert(at, Climb::Circle);
+            passed.push(at);
             let named = match &self.call(at).link {
-                Link::Root => return Climb::Parent(None),
+                Link::Root => break Climb::Parent(None),
                 Link::Infer => None,
                 Link::Parent(named) => self.find_placed(named),
             };
             match named {
                 Some(parent) if self.fits(parent, at) => at = parent,
-                Some(_) | None => return Climb::Parent(self.infer(at, kept)),
+                Some(_) | None => break Climb::Parent(self.infer(at, among)),
             }
-        }
+        };
+        among.climbed.extend(passed.into_iter().map(|call| (call, found)));
+        found
     }
 
     /// The kept call with the longest text that is a prefix of this call's prompt.
-    fn infer(&mut self, call: CallIndex, kept: &CallSet) -> Option<CallIndex> {
-        self.longest_parent(call, |other| kept.contains(other))
-    }
-
-    fn longest_parent(&mut self, call: CallIndex, may_be: impl Fn(CallIndex) -> bool) -> Option<CallIndex> {
-        let prompt = super::prompt_view(&self.tokens, &self.calls[call.index()])?;
-        let (calls, agents) = (&self.calls, &self.agents);
-        self.ends.visit_prefixes(&self.tokens, calls, prompt, |twins| {
-            let parent_agent = |agent: AgentIndex| agents.get(agent).parent;
-            match choose(call, twins, calls, parent_agent, |twin| twin != call && may_be(twin)) {
-                Some(parent) => ControlFlow::Break(parent),
-                None => ControlFlow::Continue(()),
-            }
-        })
+    fn infer(&self, call: CallIndex, among: &mut Among<'_>) -> Option<CallIndex> {
+        longest_parent(&mut among.ends, &self.tokens, &self.calls, &self.agents, call)
     }
 
     /// What is known of a call's link now: against all calls that have come, kept or not.
@@ -211,7 +229,7 @@ impl Forest {
         if let Some(base) = self.call(call).pending_base() {
             return Verdict { link: LinkVerdict::Waiting(base.clone()), drift: None };
         }
-        let inferred = |forest: &mut Self| forest.longest_parent(call, |_| true);
+        let inferred = |all: &mut Self| longest_parent(&mut all.ends, &all.tokens, &all.calls, &all.agents, call);
         let child_or_root = |parent: Option<CallIndex>| parent.map_or(LinkVerdict::Root, LinkVerdict::Child);
         match self.call(call).link.clone() {
             Link::Root => Verdict { link: LinkVerdict::Root, drift: None },
@@ -234,15 +252,30 @@ impl Forest {
         }
     }
 
+    /// A call's link among those of the kept calls.
+    #[must_use]
+    pub fn kept_verdict(&self, call: CallIndex, links: &Links) -> Verdict {
+        let parent = links.parent(call);
+        let child_or_root = parent.map_or(LinkVerdict::Root, LinkVerdict::Child);
+        match (self.call(call).link(), links.broken_link(call)) {
+            (Link::Infer, _) => Verdict { link: child_or_root, drift: self.drift_from_previous(call, parent) },
+            (Link::Root | Link::Parent(_), None) => Verdict { link: child_or_root, drift: None },
+            (Link::Root | Link::Parent(_), Some(broken)) => {
+                let parts = broken.first_difference.and_then(|_| self.find_placed(&broken.named));
+                let drift = parts.map(|compared| self.drift(compared, call));
+                Verdict { link: LinkVerdict::Broken(broken.clone(), parent), drift }
+            }
+        }
+    }
+
     /// Advice for an inferred link: how it leaves its agent's previous call, if it does not continue it.
-    pub(crate) fn drift_from_previous(&self, call: CallIndex, parent: Option<CallIndex>) -> Option<Drift> {
+    fn drift_from_previous(&self, call: CallIndex, parent: Option<CallIndex>) -> Option<Drift> {
         let previous = self.previous_of_agent(call)?;
         if parent == Some(previous) || self.fits(previous, call) { None } else { Some(self.drift(previous, call)) }
     }
 
     /// Where a call's prompt leaves the text of another call.
-    #[must_use]
-    pub fn drift(&self, compared: CallIndex, call: CallIndex) -> Drift {
+    fn drift(&self, compared: CallIndex, call: CallIndex) -> Drift {
         let matched_length = self.matched_length(compared, call);
         let ids = |view| self.tokens.ids_from(view, matched_length as usize, DRIFT_IDS_SHOWN);
         let found = super::prompt_view(&self.tokens, self.call(call)).map(ids).unwrap_or_default();
@@ -279,34 +312,45 @@ impl Forest {
     }
 }
 
+/// The call with the longest text that is a prefix of this call's prompt, of those whose ends these are.
+fn longest_parent(
+    ends: &mut EndIndex,
+    tokens: &TokenStore,
+    calls: &[Call],
+    agents: &Agents,
+    call: CallIndex,
+) -> Option<CallIndex> {
+    let prompt = super::prompt_view(tokens, &calls[call.index()])?;
+    let parent_agent = |agent| agents.get(agent).parent;
+    ends.longest_prefix(tokens, calls, prompt, |twins| choose(call, twins, calls, parent_agent)).flatten()
+}
+
 /// Among calls with equal text: one of the call's own agent, else of its parent agent, and so on upwards; then the latest
-/// that comes before it in order, else the earliest. `twins` are sorted by (agent, order).
+/// that comes before it in order, else the earliest.
 fn choose(
     call: CallIndex,
-    twins: &[CallIndex],
+    twins: &Twins,
     calls: &[Call],
     parent_agent: impl Fn(AgentIndex) -> Option<AgentIndex>,
-    may_be: impl Fn(CallIndex) -> bool,
 ) -> Option<CallIndex> {
-    if let [only] = twins {
-        return Some(*only).filter(|only| may_be(*only));
-    }
+    let twins = match twins {
+        Twins::One(only) => return Some(*only),
+        Twins::Many(twins) => twins,
+    };
     let order = calls[call.index()].order();
-    let mut passed = std::collections::HashSet::new();
+    let nearest = |in_order: &[CallIndex]| {
+        let before = in_order.partition_point(|twin| calls[twin.index()].order() < order);
+        in_order[..before].last().or(in_order.first()).copied()
+    };
+    let mut passed = HashSet::new();
     let mut agent = Some(calls[call.index()].agent());
     while let Some(at) = agent.filter(|at| passed.insert(*at)) {
-        let start = twins.partition_point(|twin| calls[twin.index()].agent() < at);
-        let end = twins.partition_point(|twin| calls[twin.index()].agent() <= at);
-        let own = &twins[start..end];
-        let before = own.partition_point(|twin| calls[twin.index()].order() < order);
-        let may_be = |twin: &CallIndex| may_be(*twin);
-        let found = own[..before].iter().rev().copied().find(may_be);
-        if let Some(found) = found.or_else(|| own[before..].iter().copied().find(may_be)) {
-            return Some(found);
+        let start = twins.by_agent.partition_point(|twin| calls[twin.index()].agent() < at);
+        let end = twins.by_agent.partition_point(|twin| calls[twin.index()].agent() <= at);
+        if let Some(own) = nearest(&twins.by_agent[start..end]) {
+            return Some(own);
         }
         agent = parent_agent(at);
     }
-    let order_of = |twin: &CallIndex| calls[twin.index()].order();
-    let all = || twins.iter().copied().filter(|twin| may_be(*twin));
-    all().filter(|twin| order_of(twin) < order).max_by_key(order_of).or_else(|| all().min_by_key(order_of))
+    nearest(&twins.by_order)
 }

@@ -4,7 +4,7 @@
 //! log-probabilities stand where the mask is 1 and are 0 elsewhere.
 
 use super::Forest;
-use super::call::CallIndex;
+use super::call::{CallIndex, VersionSpan};
 use super::link::Links;
 use super::plan::{PolicyPlan, RowPlan};
 
@@ -59,7 +59,7 @@ impl Forest {
                         (*mask, *place) = if value.is_nan() { (0, 0.0) } else { (1, *value) };
                     }
                 }
-                policy_versions = widened(policy_versions, call.versions().iter().map(|span| span.version));
+                policy_versions = widened(policy_versions, call.versions(), &loss_mask[start..end]);
             }
             spans.push(RowSpan {
                 call: index,
@@ -77,9 +77,14 @@ impl Forest {
     }
 }
 
-fn widened(range: Option<(u64, u64)>, versions: impl Iterator<Item = u64>) -> Option<(u64, u64)> {
-    versions.fold(range, |range, version| match range {
-        Some((lowest, highest)) => Some((lowest.min(version), highest.max(version))),
-        None => Some((version, version)),
+/// The range, widened by the versions of those generated tokens that train.
+fn widened(range: Option<(u64, u64)>, spans: &[VersionSpan], mask: &[u8]) -> Option<(u64, u64)> {
+    let trains = |span: &&VersionSpan| {
+        let of_span = mask.get(span.start as usize..span.end as usize);
+        of_span.is_some_and(|of_span| of_span.contains(&1))
+    };
+    spans.iter().filter(trains).fold(range, |range, span| match range {
+        Some((lowest, highest)) => Some((lowest.min(span.version), highest.max(span.version))),
+        None => Some((span.version, span.version)),
     })
 }

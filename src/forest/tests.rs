@@ -151,6 +151,8 @@ fn a_token_without_a_log_probability_is_context() {
     let mut forest = Forest::default();
     let mut call = full("a", "a", 1, &[1], &[2, 3]);
     call.facts.logprobs = Some(vec![f32::NAN, -1.0]);
+    call.facts.versions =
+        vec![VersionSpan { start: 0, end: 1, version: 3 }, VersionSpan { start: 1, end: 2, version: 4 }];
     accept(&mut forest, &call);
     let kept = everything(&forest);
     let links = forest.links(&kept);
@@ -159,4 +161,56 @@ fn a_token_without_a_log_probability_is_context() {
     let row = forest.row(&plan, &plan.rows[0], &links);
     assert_eq!((row.loss_mask, row.logprobs), (vec![0, 0, 1], vec![0.0, 0.0, -1.0]));
     assert_eq!(plan.rows[0].trained_tokens, 1);
+    assert_eq!(row.policy_versions, Some((4, 4)), "what does not train has no say in the versions");
+}
+
+/// The links among the calls that are kept.
+fn linked(forest: &mut Forest, keeps: impl Fn(&str) -> bool) -> Links {
+    let mut kept = CallSet::new();
+    forest.calls().filter(|(_, call)| keeps(call.id().as_str())).for_each(|(call, _)| kept.insert(call));
+    forest.links(&kept)
+}
+
+// Minutes, if each looked at all others.
+#[test]
+fn many_calls_climb_over_many_that_are_not_kept() {
+    const MANY: usize = 8000;
+    for named in [true, false] {
+        let mut forest = Forest::default();
+        let link = |parent: String| if named { Link::Parent(call_id(&parent)) } else { Link::Infer };
+        let ids: Vec<u32> = vec![7; MANY + 1];
+        for number in 0..MANY {
+            let base = number.checked_sub(1).map(|before| format!("line-{before}"));
+            let prompt = base.as_ref().map_or(Prompt::Full(vec![7]), |base| delta(base, &ids[..=number], &[]));
+            let mut call = new_call(&format!("line-{number}"), "a", number as u64, prompt, &[7]);
+            call.facts.link = base.map_or(Link::Infer, link);
+            accept(&mut forest, &call);
+        }
+        let bottom = format!("line-{}", MANY - 1);
+        for number in 0..MANY {
+            let prompt = delta(&bottom, &ids, &[]);
+            let mut call = new_call(&format!("leaf-{number}"), "b", (MANY + number) as u64, prompt, &[8]);
+            call.facts.link = link(bottom.clone());
+            accept(&mut forest, &call);
+        }
+        let links = linked(&mut forest, |id| id == "line-0" || id.starts_with("leaf"));
+        let top = forest.find(&call_id("line-0"));
+        assert!((MANY..2 * MANY).all(|leaf| links.parents[leaf] == top), "named: {named}");
+    }
+}
+
+#[test]
+fn many_calls_continue_one_of_many_twins_of_another_agent() {
+    const MANY: usize = 8000;
+    let mut forest = Forest::default();
+    for number in 0..MANY {
+        accept(&mut forest, &full(&format!("twin-{number}"), "a", 2 * number as u64, &[1], &[2]));
+    }
+    for number in 0..MANY {
+        accept(&mut forest, &full(&format!("next-{number}"), "b", 2 * number as u64 + 1, &[1, 2], &[3]));
+    }
+    let links = linked(&mut forest, |id| id != "twin-5");
+    let parent = |number: usize| forest.call(links.parents[MANY + number].unwrap()).id().to_string();
+    let expected = |number: usize| format!("twin-{}", if number == 5 { 4 } else { number });
+    assert!((0..MANY).all(|number| parent(number) == expected(number)), "the latest before it that is kept");
 }

@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::forest::Forest;
 use crate::forest::call::CallIndex;
-use crate::forest::link::{CallSet, LinkVerdict, Links, Verdict};
+use crate::forest::link::{CallSet, Links, Verdict};
 use crate::forest::plan::{PlanInput, PolicyPlan};
 use crate::ids::{CallId, GroupId, Name};
 use crate::limits;
@@ -121,7 +121,6 @@ pub struct OpenRollout {
     missing_parents: Wait,
     /// Kept calls that were refused and must be sent again, with the reason.
     refused: BTreeMap<CallId, &'static str>,
-    refused_requests: u64,
 }
 
 /// A rollout whose rows can be made. It never changes.
@@ -192,7 +191,6 @@ impl Rollout {
             missing_calls: Wait::default(),
             missing_parents: Wait::default(),
             refused: BTreeMap::new(),
-            refused_requests: 0,
         }))
     }
 
@@ -221,10 +219,9 @@ impl Rollout {
         }
     }
 
-    /// Remembers that a request was refused, and the call if it was one, so that a seal can say "refused, awaiting resend".
+    /// Remembers a call that was refused, so that a seal can say "refused, awaiting resend".
     pub fn note_refusal(&mut self, call: Option<&CallId>, reason: &'static str) {
         let Self::Open(open) = self else { return };
-        open.refused_requests += 1;
         if let Some(call) = call.filter(|call| open.facts.forest.find(call).is_none())
             && open.refused.len() < limits::ROLLOUT_REFUSED_CALLS_MAX
         {
@@ -236,21 +233,7 @@ impl Rollout {
     pub fn verdict(&mut self, call: CallIndex) -> Verdict {
         match self {
             Self::Open(open) => open.facts.forest.verdict(call),
-            Self::Finalised(finalised) => {
-                let (links, forest) = (&finalised.links, &finalised.facts.forest);
-                let parent = links.parent(call);
-                match links.broken_link(call) {
-                    Some(broken) => {
-                        let parts = broken.first_difference.and_then(|_| forest.find_placed(&broken.named));
-                        let drift = parts.map(|compared| forest.drift(compared, call));
-                        Verdict { link: LinkVerdict::Broken(broken.clone(), parent), drift }
-                    }
-                    None => Verdict {
-                        link: parent.map_or(LinkVerdict::Root, LinkVerdict::Child),
-                        drift: forest.drift_from_previous(call, parent),
-                    },
-                }
-            }
+            Self::Finalised(finalised) => finalised.facts.forest.kept_verdict(call, &finalised.links),
         }
     }
 

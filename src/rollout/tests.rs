@@ -215,6 +215,19 @@ fn a_conflict_marks_a_rollout_that_is_finalised_too() {
     assert!(matches!(again, Judgement::Refused(_, None)), "it is marked once");
 }
 
+#[test]
+fn a_declared_link_is_given_no_advice_before_and_after_it_is_finalised() {
+    let mut rollout = rollout(MissingCallRule::Discard);
+    assert!(take(&mut rollout, plain("c"), 0));
+    assert!(take(&mut rollout, call("d", Link::Root, Prompt::Full(vec![1])), 0));
+    let declared = rollout.facts().forest.find(&call_id("d")).unwrap();
+    let open = rollout.verdict(declared);
+    assert_eq!(open.drift, None);
+    assert!(take(&mut rollout, seal(None, None), 0) && take(&mut rollout, reward(), 0));
+    assert!(rollout.finalised().is_some());
+    assert_eq!(rollout.verdict(declared), open);
+}
+
 /// Calls 0 to 5, some of which name or wait for others; a list of some of them, or a count; and an order in which to tell it.
 fn told() -> impl Strategy<Value = (Vec<Event>, Vec<Event>)> {
     let calls = proptest::collection::vec((0_u8..3, 0_u8..7, 0_u8..3, 0_u8..7), 1..6);

@@ -89,9 +89,9 @@ impl v1::harness_service_server::HarnessService for Harness {
         }
         let mut answers = Vec::with_capacity(requests.len());
         let mut last = Position::default();
-        let mut in_flight = Vec::with_capacity(requests.len());
+        // All at once: batches that each held some and waited for more would wait for each other.
+        let _in_flight = self.shared.in_flight(requests.iter().map(weight).sum()).await;
         for request in requests {
-            in_flight.push(self.shared.in_flight(weight(&request)).await);
             let (answer, position) = self.shared.answer(None, request).await;
             last = last.max(position);
             answers.push(answer);
@@ -280,4 +280,44 @@ fn weight(request: &v1::ReportRequest) -> usize {
         | None => 0,
     };
     arrays + REST_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+
+    use futures_util::FutureExt;
+    use tokio::sync::watch;
+    use v1::harness_service_server::HarnessService;
+
+    use super::*;
+    use crate::log::memory::MemoryLog;
+    use crate::rpc::OpenStreams;
+    use crate::store::clock::Clock;
+    use crate::store::{Store, StoreOptions};
+    use crate::telemetry::Telemetry;
+
+    /// Batches that each held room for some of their requests and waited for more would wait for each other for ever.
+    #[tokio::test]
+    async fn a_batch_begins_when_there_is_room_for_all_of_it() {
+        let log = Arc::new(MemoryLog::forgetting());
+        let options = StoreOptions { log, clock: Clock::manual(), telemetry: Telemetry::new() };
+        // Nobody answers the commands, so that a batch stops where it asks for its first rollout.
+        let (store, mut commands) = Store::new(options, Position::default());
+        let drain = Arc::new(watch::Sender::new(false));
+        let (draining, streams) = (drain.subscribe(), OpenStreams::default());
+        let harness = Harness::new(Shared { store: Arc::clone(&store), draining, drain, streams });
+        let request = || v1::ReportRequest {
+            rollout: Some(v1::RolloutRef { run_id: "run".into(), rollout_id: "x".into(), ..v1::RolloutRef::default() }),
+            event: Some(report_request::Event::Heartbeat(v1::Heartbeat {})),
+            ..v1::ReportRequest::default()
+        };
+        let batch = || Request::new(v1::ReportBatchRequest { requests: vec![request(), request()] });
+        let _taken = store.permit(limits::IN_FLIGHT_BYTES_MAX - 3 * weight(&request())).await;
+        let (mut one, mut two) = (pin!(harness.report_batch(batch())), pin!(harness.report_batch(batch())));
+        assert!(one.as_mut().now_or_never().is_none() && two.as_mut().now_or_never().is_none());
+        assert!(commands.try_recv().is_ok(), "the first has room");
+        assert!(commands.try_recv().is_err(), "the second has room for one request, not for both");
+    }
 }

@@ -35,6 +35,8 @@ impl v1::inspect_service_server::InspectService for Inspect {
         let (run, rollout, shown) = convert::inspect::get_rollout(&request).map_err(refused)?;
         let key = RolloutKey { run, rollout };
         let found = self.shared.store.show(&key, |view| convert::inspect::rollout(view, &shown));
+        // What is shown, and also that there is nothing, may rest on what is not durable yet.
+        self.shared.store.durable(self.shared.store.last_position()).await;
         match found {
             Some(Ok(response)) => Ok(Response::new(response)),
             Some(Err(ended)) => {

@@ -11,14 +11,16 @@ mod inspect;
 pub mod status;
 mod trainer;
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tonic::server::NamedService;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::server::HealthReporter;
 
 use crate::limits;
@@ -86,6 +88,8 @@ impl Shared {
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// How long it may take to answer.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long until the next try when no connection can be taken.
+const ACCEPT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a client whose stream ended in a drain should wait before it connects again.
 const DRAIN_RETRY_AFTER_MS: u64 = 2000;
 
@@ -150,10 +154,34 @@ pub async fn serve(
         .add_service(TrainerServiceServer::new(trainer::Trainer::new(shared.clone())))
         .add_service(InspectServiceServer::new(inspect::Inspect::new(shared.clone())))
         .add_service(AdminServiceServer::new(admin::Admin::new(shared)))
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), stopping)
+        .serve_with_incoming_shutdown(connections(listener), stopping)
         .await;
     drains.abort();
     Ok(served?)
+}
+
+/// Connections as they come.
+fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpStream>> {
+    unfold(listener, |listener| async {
+        let stream = next_connection(&listener).await;
+        Some((stream.set_nodelay(true).map(|()| stream), listener))
+    })
+}
+
+/// The next connection. The transport's own listener would try again at once, and for ever, while none can be taken for want of
+/// descriptors; this one says so, and waits between two tries.
+async fn next_connection(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            // That one was gone before it was taken.
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
+            Err(error) => {
+                tracing::warn!(%error, "no connection can be taken");
+                tokio::time::sleep(ACCEPT_INTERVAL).await;
+            }
+        }
+    }
 }
 
 /// What health checks are answered while it drains.

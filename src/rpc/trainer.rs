@@ -2,12 +2,14 @@
 //!
 //! A subscription has a reader task, which turns requests into commands, and a writer task, which gathers the rows of one unit at
 //! a time and sends them in parts. A stream that ends, from either side, gives its units back to the consumer group.
+//! Acknowledgements that have no answer yet are bounded for each stream, so that no trainer fills its own line or everybody's: it
+//! is not read from while it does not read, and let go if it never does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -34,10 +36,14 @@ pub(super) struct Trainer {
 const MESSAGES_OUTSTANDING: usize = 4;
 /// News for one consumer that may wait besides its units.
 const NEWS_OUTSTANDING: usize = 256;
+// Answers to acknowledgements leave room for other news.
+const _: () = assert!(limits::ACK_ANSWERS_OUTSTANDING_MAX < NEWS_OUTSTANDING);
 /// How often a silent subscription says what it waits for.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// The shortest interval that a subscriber may ask for.
 const HEARTBEAT_INTERVAL_MS_MIN: u64 = 1000;
+/// How long a subscriber may leave so many answers unread that no more of its acknowledgements are taken.
+const UNREAD_MS_MAX: u64 = 30_000;
 /// How long a subscriber that did not read should wait before it subscribes again.
 const SLOW_RETRY_AFTER_MS: u64 = 1000;
 
@@ -80,13 +86,43 @@ struct Joined {
     ephemeral: bool,
     heartbeat_ms: u64,
     line: mpsc::Receiver<ToConsumer>,
+    acks: Arc<AcksOutstanding>,
     /// Set when the consumer leaves: units that are still in the line go to others.
     leaving: Arc<AtomicBool>,
 }
 
+/// Acknowledgements, and units given back, that the consumer has been sent no answer to.
+struct AcksOutstanding(Semaphore);
+
+impl AcksOutstanding {
+    fn new() -> Self {
+        Self(Semaphore::new(limits::ACK_UNITS_MAX))
+    }
+
+    /// So many units take this much of the room.
+    fn weight(units: usize) -> usize {
+        units.clamp(limits::ACK_UNITS_MAX / limits::ACK_ANSWERS_OUTSTANDING_MAX, limits::ACK_UNITS_MAX)
+    }
+
+    /// Waits for room for what a request will be answered.
+    async fn begin(&self, command: &Command) {
+        let (Command::Ack(_, units) | Command::Nack(_, units, _)) = command else { return };
+        let weight = u32::try_from(Self::weight(units.len())).unwrap_or(u32::MAX);
+        if let Ok(room) = self.0.acquire_many(weight).await {
+            // It comes back with the answer.
+            room.forget();
+        }
+    }
+
+    /// What became of so many units has been sent.
+    fn answered(&self, units: usize) {
+        self.0.add_permits(Self::weight(units));
+    }
+}
+
 /// How a subscription came to its end.
 enum End {
-    /// The subscriber is gone, or what it sends is no message.
+    /// The subscriber is gone, what it sends is no message, or it asks and does not read.
     Broken(Option<Status>),
     /// It has said all it wanted, something that ends the subscription, or the service is about to stop.
     Over(Option<Status>),
@@ -115,16 +151,13 @@ async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, ou
         }
     };
     let (consumer, ephemeral, leaving) = (joined.consumer, joined.ephemeral, Arc::clone(&joined.leaving));
+    let acks = Arc::clone(&joined.acks);
     let mut writer = tokio::spawn(write(shared.clone(), joined, outgoing.clone()));
     let end = tokio::select! {
-        end = read(&shared, consumer, ephemeral, &mut requests) => end,
+        end = read(&shared, (consumer, ephemeral), &acks, &mut requests) => end,
         wrote = &mut writer => End::LetGo(wrote.unwrap_or(Wrote::Over)),
         () = outgoing.closed() => End::Broken(None),
-        () = shared.drained() => {
-            let message = "the service is about to stop; subscribe again after the delay, and say which units you hold";
-            let refusal = Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS);
-            End::Over(Some(status::status(&refusal, None)))
-        }
+        () = shared.drained() => End::Over(Some(draining())),
     };
     if let End::Over(_) = &end {
         answered(&shared, &outgoing).await;
@@ -138,15 +171,23 @@ async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, ou
             status
         }
         End::LetGo(Wrote::Over) => None,
-        End::LetGo(Wrote::All) => {
-            let message = "this subscription does not read what it is sent; subscribe again, and read";
-            let refusal = Refusal::new(Reason::ConsumerTooSlow, message).retry_after_ms(SLOW_RETRY_AFTER_MS);
-            Some(status::status(&refusal, None))
-        }
+        End::LetGo(Wrote::All) => Some(too_slow()),
     };
     if let Some(status) = status {
         let _ = outgoing.send(Err(status)).await;
     }
+}
+
+/// How a subscription ends when the service is about to stop.
+fn draining() -> Status {
+    let message = "the service is about to stop; subscribe again after the delay, and say which units you hold";
+    status::status(&Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS), None)
+}
+
+/// How a subscription ends that does not read.
+fn too_slow() -> Status {
+    let message = "this subscription does not read what it is sent; subscribe again, and read";
+    status::status(&Refusal::new(Reason::ConsumerTooSlow, message).retry_after_ms(SLOW_RETRY_AFTER_MS), None)
 }
 
 /// Waits until what was read is answered, as far as that goes to the consumer's line, or nobody listens.
@@ -166,7 +207,10 @@ async fn join(
     requests: &mut Streaming<v1::SubscribeRequest>,
     outgoing: &Sender,
 ) -> Result<Joined, Status> {
-    let first = requests.message().await?;
+    let first = tokio::select! {
+        first = requests.message() => first?,
+        () = shared.drained() => return Err(draining()),
+    };
     let message = match first.and_then(|request| request.request) {
         Some(subscribe_request::Request::Subscription(subscription)) => subscription,
         Some(_) | None => {
@@ -195,7 +239,8 @@ async fn join(
         shared.store.command(Command::Leave(consumer)).await;
         return Err(Status::cancelled("the subscriber is gone"));
     }
-    Ok(Joined { consumer, ephemeral, heartbeat_ms, line, leaving: Arc::default() })
+    let acks = Arc::new(AcksOutstanding::new());
+    Ok(Joined { consumer, ephemeral, heartbeat_ms, line, acks, leaving: Arc::default() })
 }
 
 fn heartbeat_ms(message: &v1::Subscription) -> Result<u64, Refusal> {
@@ -252,8 +297,8 @@ fn subscription(
 /// Turns requests into commands until the stream ends.
 async fn read(
     shared: &Shared,
-    consumer: ConsumerId,
-    ephemeral: bool,
+    (consumer, ephemeral): (ConsumerId, bool),
+    acks: &AcksOutstanding,
     requests: &mut Streaming<v1::SubscribeRequest>,
 ) -> End {
     let stopping = || End::Over(Some(Status::unavailable("the service is about to stop")));
@@ -267,6 +312,13 @@ async fn read(
         };
         match command(consumer, request) {
             Ok(command) => {
+                let clock = shared.store.clock();
+                tokio::select! {
+                    () = acks.begin(&command) => {}
+                    () = clock.wait_until(Some(clock.now_ms().saturating_add(UNREAD_MS_MAX))) => {
+                        return End::Broken(Some(too_slow()));
+                    }
+                }
                 if !shared.store.command(command).await {
                     return stopping();
                 }
@@ -321,7 +373,11 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) -> Wrote {
             None => return Wrote::All,
             Some(ToConsumer::Unit(_)) if joined.leaving.load(Ordering::Relaxed) => true,
             Some(ToConsumer::Unit(delivery)) => send_unit(&shared, *delivery, &outgoing).await,
-            Some(ToConsumer::Acks(results)) => send(&outgoing, messages::ack_result(&results, joined.ephemeral)).await,
+            Some(ToConsumer::Acks(results)) => {
+                let sent = send(&outgoing, messages::ack_result(&results, joined.ephemeral)).await;
+                joined.acks.answered(results.len());
+                sent
+            }
             Some(ToConsumer::Dropped { unit, reason }) => {
                 send(&outgoing, messages::dropped(&unit, reason, clock.unix_ms())).await
             }

@@ -251,6 +251,12 @@ impl Store {
         self.draining.load(Ordering::Relaxed)
     }
 
+    /// How many rollouts a clock will look at.
+    #[must_use]
+    pub fn deadline_count(&self) -> usize {
+        self.timers.count()
+    }
+
     pub(crate) fn entry(&self, key: &RolloutKey) -> Option<Arc<Entry>> {
         self.rollouts.get(key).map(|entry| Arc::clone(&entry))
     }

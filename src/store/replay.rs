@@ -78,7 +78,10 @@ impl Sequencer {
         let calls = (live.rollout.facts().forest.call_count() - calls_before) as u64;
         live.run.counts.calls.fetch_add(calls, Ordering::Relaxed);
         match ended {
-            Some(ended) => *slot = Slot::Ended(ended, position),
+            Some(ended) => {
+                *slot = Slot::Ended(ended, position);
+                store.clear_timer(key, &entry);
+            }
             None => store.set_timer(key, &entry, live),
         }
         drop(slot);

@@ -242,6 +242,7 @@ impl Store {
         let answer = self.take(reported, live, event, describe);
         if let Reply::Accepted(_, Some(ended)) = &answer.reply {
             *slot = Slot::Ended(ended.clone(), answer.position);
+            self.clear_timer(reported.key, &entry);
         } else {
             self.set_timer(reported.key, &entry, live);
         }
@@ -387,11 +388,19 @@ impl Store {
 
     /// Has a clock look at the rollout when it may next have something to decide.
     pub(crate) fn set_timer(&self, key: &RolloutKey, entry: &Entry, live: &Live) {
-        if let Some(deadline) = live.rollout.next_deadline_ms()
-            && deadline < entry.timer_at_ms.load(Ordering::Relaxed)
-        {
+        let Some(deadline) = live.rollout.next_deadline_ms() else { return self.clear_timer(key, entry) };
+        let set = entry.timer_at_ms.load(Ordering::Relaxed);
+        if deadline < set {
             entry.timer_at_ms.store(deadline, Ordering::Relaxed);
-            self.timers.set(deadline, key.clone());
+            self.timers.set(deadline, set, key);
+        }
+    }
+
+    /// No clock has anything to decide of the rollout any more.
+    pub(crate) fn clear_timer(&self, key: &RolloutKey, entry: &Entry) {
+        let set = entry.timer_at_ms.swap(u64::MAX, Ordering::Relaxed);
+        if set != u64::MAX {
+            self.timers.clear(set, key);
         }
     }
 

@@ -1,7 +1,8 @@
 //! Deadlines of rollouts: which to look at next.
 //!
-//! Each rollout has at most a few entries; one that moved later is found to be early when it comes up, and is set again. The
-//! task that waits for them stands in [`super::report`].
+//! Each rollout that a clock may decide of has one entry, and a rollout that has ended has none: most end long before their
+//! deadline. One that moved later is found to be early when it comes up, and is set again. The task that waits for them stands in
+//! [`super::report`].
 
 use std::collections::BTreeSet;
 
@@ -18,15 +19,27 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Has this rollout looked at when the clock shows `deadline_ms`.
-    pub(crate) fn set(&self, deadline_ms: u64, key: RolloutKey) {
+    /// Has this rollout looked at when the clock shows `deadline_ms`, and no longer when it shows `instead_of_ms`.
+    pub(crate) fn set(&self, deadline_ms: u64, instead_of_ms: u64, key: &RolloutKey) {
         let mut deadlines = self.deadlines.lock();
         let is_first = deadlines.first().is_none_or(|(first, _)| deadline_ms < *first);
+        let entry = deadlines.take(&(instead_of_ms, key.clone()));
+        let key = entry.map_or_else(|| key.clone(), |(_, key)| key);
         deadlines.insert((deadline_ms, key));
         drop(deadlines);
         if is_first {
             self.earlier.notify_one();
         }
+    }
+
+    /// Has this rollout not looked at when the clock shows `deadline_ms`.
+    pub(crate) fn clear(&self, deadline_ms: u64, key: &RolloutKey) {
+        self.deadlines.lock().remove(&(deadline_ms, key.clone()));
+    }
+
+    /// How many rollouts are to be looked at.
+    pub(crate) fn count(&self) -> usize {
+        self.deadlines.lock().len()
     }
 
     /// The earliest deadline.

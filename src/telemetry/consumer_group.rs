@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use metrics::{Counter, Gauge, SharedString};
+use metrics::{Counter, SharedString};
 
 use super::labels::{NO_REASON, OTHER};
 use super::names;
-use super::registry::{Candidate, Held, Registry, Share};
+use super::registry::{Candidate, Registry, Share};
 use crate::ids::ConsumerGroupId;
 
 /// The reasons for which rows are dropped, as label values. A reason that is not among them counts as `other`.
@@ -50,6 +50,8 @@ impl RowCounts {
 /// A consumer group in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConsumerGroupFigures {
+    /// Consumers that are connected.
+    pub consumers: u64,
     /// Units that wait to be given out.
     pub queued_units: u64,
     /// Units out at consumers.
@@ -75,7 +77,7 @@ pub struct ConsumerGroupMetrics {
     lag_tokens: Share,
     lag_seconds: Candidate,
     redelivered_units: Counter,
-    consumers: Gauge,
+    consumers: Share,
     rows_made: Share,
     row_states: [Share; 3],
     rows_dropped: [Share; DROP_REASONS.len()],
@@ -98,7 +100,7 @@ impl ConsumerGroupMetrics {
             lag_tokens: share(&names::CONSUMER_LAG_TOKENS),
             lag_seconds: registry.candidate(&names::CONSUMER_LAG_SECONDS, &of_group),
             redelivered_units: registry.counter(&names::REDELIVERED_UNITS, &of_group),
-            consumers: registry.gauge(&names::CONSUMERS, &of_group),
+            consumers: share(&names::CONSUMERS),
             rows_made: share(&names::LEDGER_ROWS_MADE),
             row_states: RowCounts::default().states().map(|(state, _)| rows(state, NO_REASON)),
             rows_dropped: DROP_REASONS.map(|reason| rows("dropped", reason)),
@@ -107,6 +109,7 @@ impl ConsumerGroupMetrics {
 
     /// How the group stands now.
     pub fn set(&self, figures: &ConsumerGroupFigures) {
+        self.consumers.set(figures.consumers);
         self.queued_units.set(figures.queued_units);
         self.leased_units.set(figures.leased_units);
         self.undeliverable_units.set(figures.undeliverable_units);
@@ -125,10 +128,5 @@ impl ConsumerGroupMetrics {
     /// So many units were given out again.
     pub fn redelivered(&self, units: u64) {
         self.redelivered_units.increment(units);
-    }
-
-    /// A consumer is connected, for as long as this is held.
-    pub fn consumer_connected(&self) -> Held {
-        Held::new(&self.consumers, 1)
     }
 }

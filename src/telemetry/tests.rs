@@ -153,11 +153,11 @@ fn the_rows_of_a_consumer_group_stand_by_state() {
     assert_eq!(samples[&format!("hedgerow_ledger_rows{labels},state=\"dropped\",reason=\"other\"}}")], 1.0);
     assert_eq!(samples[&format!("hedgerow_consumer_lag_seconds{labels}}}")], 7.0);
 
-    let consumer = group.consumer_connected();
     let consumers = format!("hedgerow_consumers{labels}}}");
-    assert_eq!(value(&telemetry, &consumers), 1.0);
-    drop(consumer);
-    assert_eq!(value(&telemetry, &consumers), 0.0);
+    for connected in [3, 0] {
+        group.set(&ConsumerGroupFigures { consumers: connected, ..Default::default() });
+        assert_eq!(value(&telemetry, &consumers), connected as f64);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
 #![expect(clippy::expect_used, reason = "a benchmark that cannot go on ends")]
 #![expect(clippy::print_stdout, reason = "figures are what it is for")]
 
+mod growth;
 mod ingest;
 mod kit;
 mod latency;
@@ -38,7 +39,7 @@ const ROWS: [Row; 10] = [
     ("ingest-deltas", ingest::deltas),
     ("rows-out", rows_out::rows_out),
     ("memory", memory::population),
-    ("growth", linking::growth),
+    ("growth", growth::growth),
     ("reward-to-row", latency::reward_to_row),
     ("open-rollouts", open::open_rollouts),
     ("watched", watching::watched),
@@ -49,7 +50,9 @@ fn main() {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         ["--child", "memory", unique_bytes] => memory::child(unique_bytes),
-        ["--child", "growth", shape, count] => linking::growth_child(shape, count),
+        ["--child", "deltas", new, depth] => linking::deltas_child(new, depth),
+        ["--child", "growth", shape, count] => growth::resident_child(shape, count),
+        ["--child", "growth-work", shape, count, does] => growth::work_child(shape, count, does),
         ["--child", "open", count] => open::child(count),
         _ => run(&words),
     }

@@ -198,6 +198,21 @@ pub(crate) fn resident_bytes() -> u64 {
     pages * 4096
 }
 
+/// The instructions that this program takes with these arguments, in a process of its own; none where there is no valgrind.
+pub(crate) fn instructions(arguments: &[&str]) -> Option<f64> {
+    let program = std::env::current_exe().ok()?;
+    let output = std::process::Command::new("valgrind")
+        .args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"])
+        .arg(program)
+        .arg("--child")
+        .args(arguments)
+        .output()
+        .ok()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let count = said.lines().find(|line| line.contains("I") && line.contains("refs:"))?.rsplit(' ').next()?;
+    count.replace(',', "").parse().ok()
+}
+
 /// Runs this program anew with these arguments, so that its memory holds nothing else; the numbers that it prints.
 pub(crate) fn in_a_process_of_its_own(arguments: &[&str]) -> Vec<f64> {
     let program = std::env::current_exe().expect("this program has a path");

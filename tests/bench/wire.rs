@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _};
 use hedgerow::cli::client;
-use hedgerow::forest::digest::Digest;
 use hedgerow::limits;
 use hedgerow::log::memory::MemoryLog;
 use hedgerow::proto::v1::harness_service_server::{HarnessService, HarnessServiceServer};
@@ -157,7 +156,7 @@ pub(crate) fn call(rollout: &Rollout, call: &Call, form: Form) -> v1::Call {
     let tokens = rollout.prompt(call);
     let prompt = match call.base.filter(|_| form == Form::Delta) {
         Some((base, length)) => {
-            let digest = bytes::Bytes::copy_from_slice(&Digest::of(&tokens[..length]).0);
+            let digest = bytes::Bytes::copy_from_slice(&rollout.digest(call, length).0);
             let base = v1::Base { call_id: id(base), length_tokens: length as u64, digest };
             Prompt::Delta(v1::Delta { base: Some(base), suffix_token_ids: ids(&tokens[length..]) })
         }

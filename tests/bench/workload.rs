@@ -3,6 +3,8 @@
 //! A rollout is a few *lines* of ids that only grow, and calls, each of which is the beginning of a line: the prompt, then what
 //! was generated. So a rollout of a thousand calls takes its new ids, not its sent ones; prompts are slices.
 
+use std::cell::OnceCell;
+
 use hedgerow::cli::shuffle::SplitMix64;
 use hedgerow::forest::digest::{BLOCK_TOKENS, Digest};
 
@@ -123,6 +125,8 @@ pub(crate) struct Call {
 /// One rollout, its calls in the order in which they arrive.
 pub(crate) struct Rollout {
     lines: Vec<Vec<u32>>,
+    /// For each line, the digest chain's state after each of its whole blocks; made when a digest is first asked for.
+    states: OnceCell<Vec<Vec<Digest>>>,
     /// Its calls.
     pub(crate) calls: Vec<Call>,
 }
@@ -158,6 +162,23 @@ impl Rollout {
     /// What a call generated.
     pub(crate) fn generation(&self, call: &Call) -> &[u32] {
         &self.lines[call.line][call.prompt..call.prompt + call.generation]
+    }
+
+    /// The digest of the first ids of a call's prompt.
+    pub(crate) fn digest(&self, call: &Call, length: usize) -> Digest {
+        let chain = |line: &Vec<u32>| {
+            let mut state = Digest::default();
+            let blocks = line.as_chunks::<BLOCK_TOKENS>().0.iter();
+            std::iter::once(state)
+                .chain(blocks.map(|block| {
+                    state = state.then(block);
+                    state
+                }))
+                .collect()
+        };
+        let states = self.states.get_or_init(|| self.lines.iter().map(chain).collect());
+        let whole = length / BLOCK_TOKENS;
+        states[call.line][whole].then(&self.lines[call.line][whole * BLOCK_TOKENS..length])
     }
 
     /// Puts the calls in a random order.
@@ -201,7 +222,7 @@ impl Maker {
     }
 
     fn finish(self) -> Rollout {
-        Rollout { lines: self.lines, calls: self.calls }
+        Rollout { lines: self.lines, states: OnceCell::new(), calls: self.calls }
     }
 
     fn grow(&mut self, line: usize, tokens: usize) {

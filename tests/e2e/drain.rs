@@ -7,8 +7,11 @@ use hedgerow::log::memory::MemoryLog;
 use hedgerow::proto::v1::harness_service_client::HarnessServiceClient;
 use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::subscribe_request::Request;
+use hedgerow::proto::v1::trainer_service_client::TrainerServiceClient;
 use hedgerow::proto::v1::{self, AckOutcome, AnswerOutcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -26,7 +29,8 @@ fn is_drained(status: &tonic::Status) {
     assert!(delay.is_some_and(|delay| !delay.is_zero()), "{status:?}");
 }
 
-async fn get(service: &TestService, path: &str) -> String {
+/// The answer to a request over HTTP.
+pub(crate) async fn get(service: &TestService, path: &str) -> String {
     let address = service.running.http_address.unwrap();
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n").as_bytes()).await.unwrap();
@@ -157,6 +161,19 @@ async fn who_watches_the_health_sees_it_and_does_not_hold_up_the_stop() {
     let stopped = tokio::spawn(service.running.stop());
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     while let Ok(Some(_)) = watch.message().await {}
+    stopped.await.unwrap();
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn who_has_not_subscribed_yet_does_not_hold_up_the_stop() {
+    let service = TestService::start().await;
+    let mut client = TrainerServiceClient::new(service.channel().await);
+    let (_requests, line) = mpsc::channel(1);
+    let mut responses = client.subscribe(ReceiverStream::new(line)).await.unwrap().into_inner();
+    let started = Instant::now();
+    let stopped = tokio::spawn(service.running.stop());
+    is_drained(&responses.message().await.unwrap_err());
     stopped.await.unwrap();
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
 }

@@ -12,7 +12,7 @@ use hedgerow::proto::v1::subscribe_request::Request;
 use hedgerow::proto::v1::subscribe_response::Response;
 use hedgerow::proto::v1::{self, AckOutcome, AnswerOutcome};
 
-use crate::queue_taker::{finish, reason, row_id};
+use crate::queue_taker::{Taker, finish, reason, row_id};
 use crate::replay_drive::durably;
 use crate::service::{TestService, Trainer, Worker, about, call, subscription};
 
@@ -253,6 +253,21 @@ async fn a_subscription_and_its_refusal_wait_for_the_group() {
     let refused = held.only_when_durable(Trainer::subscribe(channel, conflict)).await.err().unwrap();
     assert_eq!(reason(&refused), "consumer_group_conflict");
     held.durably(created).await.unwrap().unwrap();
+    let update = v1::UpdateRunSettingsRequest {
+        run_id: "other".to_owned(),
+        settings: Some(v1::RunSettings { trained_policies: vec!["actor".to_owned()], ..v1::RunSettings::default() }),
+        expected_settings_version: 1,
+    };
+    let mut admin = held.service.admin().await;
+    let before = held.last();
+    let updated = tokio::spawn(async move { admin.update_run_settings(update).await });
+    held.logged(before, 1).await;
+    let critic = v1::ConsumerGroupSettings { policy: "critic".to_owned(), ..v1::ConsumerGroupSettings::default() };
+    let untrained = v1::Subscription { settings: Some(critic), ..subscription("other", "critic") };
+    let channel = held.service.channel().await;
+    let refused = held.only_when_durable(Trainer::subscribe(channel, untrained)).await.err().unwrap();
+    assert_eq!(reason(&refused), "invalid_value");
+    held.durably(updated).await.unwrap().unwrap();
     assert!(news(&mut trainer).now_or_never().is_none());
 }
 
@@ -329,10 +344,27 @@ async fn a_trainer_that_dies_is_let_go_though_the_log_stands_still() {
     let mut victim = held.trainer(subscription("run", "trainers")).await;
     let unit = held.row(&mut worker, "x").await;
     held.durably(victim.unit()).await;
-    let mut idle = held.trainer(subscription("run", "trainers")).await;
+    let mut idle = Taker::of(held.trainer(subscription("run", "trainers")).await);
     worker.send(&about("run", "y"), Event::Heartbeat(v1::Heartbeat {})).await;
     victim.send(Request::Ack(v1::Ack { unit_ids: vec!["run/no/0/main/c".to_owned()], seek_count: 0 })).await;
     held.pass(1).await;
     drop(victim);
     assert_eq!(idle.unit().await.unit_id, unit);
+}
+
+#[tokio::test]
+async fn what_is_shown_of_a_rollout_waits() {
+    let mut held = Held::start().await;
+    let mut worker = held.service.worker().await;
+    let reference = about("run", "x");
+    held.durably(worker.report(&reference, Event::Call(call("c", "main", 1, &[1], &[2])))).await;
+    held.send(&mut worker, &reference, Event::Call(call("d", "main", 2, &[1, 2], &[3]))).await;
+    let mut inspect = held.service.inspect().await;
+    let request = v1::GetRolloutRequest {
+        run_id: "run".to_owned(),
+        rollout_id: "x".to_owned(),
+        ..v1::GetRolloutRequest::default()
+    };
+    let shown = held.only_when_durable(inspect.get_rollout(request)).await.unwrap().into_inner();
+    assert_eq!(shown.calls.len(), 2);
 }

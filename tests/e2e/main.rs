@@ -6,6 +6,7 @@
 mod service;
 
 mod bad_input;
+mod crowds;
 mod drain;
 mod durability;
 mod life;
@@ -24,4 +25,5 @@ mod queue_large;
 mod queue_taker;
 mod replay;
 mod replay_drive;
+mod replay_late;
 mod smoke;

@@ -24,7 +24,7 @@ use crate::replay_drive::{Drive, length};
 use crate::service::{TestService, about, call, ids, seal, subscription};
 
 /// The state that a log's records give.
-fn replayed(log: &Arc<MemoryLog>) -> Image {
+pub(crate) fn replayed(log: &Arc<MemoryLog>) -> Image {
     let before = length(log);
     let options = StoreOptions { log: log.clone(), clock: Clock::manual(), telemetry: Telemetry::new() };
     let (store, _commands) = Store::new(options, Position(before));
@@ -52,7 +52,7 @@ fn first_difference<K: Ord + Debug, V: PartialEq + Debug>(
     differing.next().map(|key| format!("{key:?}\n  was  {:?}\n  is   {:?}", one.get(key), other.get(key)))
 }
 
-fn same(was: &Image, is: &Image) -> Result<(), String> {
+pub(crate) fn same(was: &Image, is: &Image) -> Result<(), String> {
     let rollouts = first_difference(&was.rollouts, &is.rollouts);
     let difference = rollouts
         .or_else(|| first_difference(&was.groups, &is.groups))

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::line::{Ids, Kept, Line};
 use super::{Digest, ID_BYTES, Place, RecordedBase, RecordedCall, RecordedRollout, Recording, first_ids};
+use crate::cli::counted;
 use crate::ids::check_identifier;
 use crate::limits;
 
@@ -51,7 +52,7 @@ impl Builder {
     pub(super) fn finish(self) -> Recording {
         let mut remarks = Vec::new();
         for (key, lines) in self.unknown_keys {
-            remarks.push(format!("the key {key:?} is unknown and was passed over, on {lines} lines"));
+            remarks.push(format!("the key {key:?} is unknown and was passed over, on {}", counted(lines, "line")));
         }
         let mut rollouts = Vec::with_capacity(self.rollouts.len());
         for building in self.rollouts {
@@ -124,7 +125,7 @@ impl Building {
     fn take_call(&mut self, line: Line, at: &Place) -> Result<(), String> {
         let id = identifier("call", line.call.clone())?;
         if let Some(place) = self.call_indices.get(&id).and_then(|&index| self.call_places.get(index)) {
-            return Err(format!("call: {id:?} stands already at {place}"));
+            return Err(format!("call: {id:?} stands already at {place}; a recording holds each call once"));
         }
         if self.rollout.calls.len() >= limits::ROLLOUT_CALLS_MAX {
             return Err(format!("the rollout has more than {} calls", limits::ROLLOUT_CALLS_MAX));

@@ -99,8 +99,8 @@ pub(super) struct Logprobs(pub(super) Bytes);
 /// The line that these bytes are.
 pub(super) fn parse(bytes: &[u8]) -> Result<Line, String> {
     serde_json::from_slice(bytes).map_err(|error| {
-        let column = error.column();
-        format!("{} (column {column})", without_places(&error.to_string()))
+        let what = if error.is_data() { "" } else { "is no JSON: " };
+        format!("{what}{} (column {})", without_places(&error.to_string()), error.column())
     })
 }
 

@@ -97,7 +97,7 @@ fn a_bad_line_is_an_error_with_its_number() {
         problem(&format!("{FIRST}\n{}", SECOND.replace(from, to)))
     };
     assert_eq!(problem("[1]").split(' ').next(), Some("1:"));
-    assert!(problem("{\"rollout\":\"r\"").starts_with("1: EOF while parsing an object"));
+    assert!(problem("{\"rollout\":\"r\"").starts_with("1: is no JSON: EOF while parsing an object"));
     assert!(second("\"seq\":2", "\"seq\":\"2\"").starts_with("2: seq: invalid type: string \"2\""));
     assert!(second("[9]", "[9,-1]").starts_with("2: prompt_suffix_token_ids: element 1: invalid value: integer `-1`"));
     assert!(second("[9]", "[4294967296]").starts_with("2: prompt_suffix_token_ids: element 0"));

@@ -201,19 +201,9 @@ impl Forest<'_> {
         if !self.kept.contains(index) {
             return None;
         }
-        let parent = self.links.parent(index);
-        let link = parent.map_or(LinkVerdict::Root, LinkVerdict::Child);
-        match (call.link(), self.links.broken_link(index)) {
-            (Link::Infer, _) => Some(Verdict { link, drift: forest.drift_from_previous(index, parent) }),
-            (Link::Root | Link::Parent(_), None) => alone(link),
-            (Link::Root | Link::Parent(_), Some(broken)) if self.may_come(broken) => {
-                alone(LinkVerdict::Waiting(broken.named.clone()))
-            }
-            (Link::Root | Link::Parent(_), Some(broken)) => {
-                let parts = broken.first_difference.and_then(|_| forest.find_placed(&broken.named));
-                let drift = parts.map(|compared| forest.drift(compared, index));
-                Some(Verdict { link: LinkVerdict::Broken(broken.clone(), parent), drift })
-            }
+        match self.links.broken_link(index).filter(|broken| self.may_come(broken)) {
+            Some(broken) => alone(LinkVerdict::Waiting(broken.named.clone())),
+            None => Some(forest.kept_verdict(index, &self.links)),
         }
     }
 

@@ -91,6 +91,7 @@ impl RunLedger {
             UnitKind::Rollout => RowCounts::default(),
         };
         gauges.set(&ConsumerGroupFigures {
+            consumers: stats.consumers as u64,
             queued_units: stats.waiting.units,
             leased_units: stats.leased.units,
             undeliverable_units: dropped(DropReason::Undeliverable),

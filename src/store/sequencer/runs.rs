@@ -190,6 +190,7 @@ impl Sequencer {
         }
         for (key, entry) in self.rollouts_of(run) {
             *entry.slot.lock() = Slot::Removed;
+            self.store.clear_timer(&key, &entry);
             self.store.rollouts.remove(&key);
         }
     }
