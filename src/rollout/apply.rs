@@ -62,7 +62,7 @@ impl OpenRollout {
     /// Applies a record; gives back how the rollout ended, if it did.
     fn apply(&mut self, record: RolloutRecord, now_ms: u64, applied: &mut Applied) -> Option<Discarded> {
         let facts = &mut self.facts;
-        let final_end = |reason: &str| Some(Discarded { reason: reason.to_owned(), disposition: Disposition::Final });
+        let ended = |reason: &str| Some(Discarded { reason: reason.to_owned(), disposition: Disposition::Unsaid });
         match record {
             RolloutRecord::Open(open) => {
                 facts.group_size = facts.group_size.or(open.group_size);
@@ -95,8 +95,8 @@ impl OpenRollout {
             }
             RolloutRecord::Discard { reason, disposition } => return Some(Discarded { reason, disposition }),
             RolloutRecord::Conflict(call) => facts.mark_conflict(call),
-            RolloutRecord::Decision(Decision::IdleTimeout) => return final_end("idle_timeout"),
-            RolloutRecord::Decision(Decision::MissingCallsDiscard) => return final_end("missing_call"),
+            RolloutRecord::Decision(Decision::IdleTimeout) => return ended("idle_timeout"),
+            RolloutRecord::Decision(Decision::MissingCallsDiscard) => return ended("missing_call"),
             RolloutRecord::Decision(Decision::MissingCallsFinalise) => facts.without_missing = true,
             RolloutRecord::Decision(Decision::MissingParentsGivenUp) => facts.parents_given_up = true,
         }
@@ -172,12 +172,12 @@ impl OpenRollout {
         let kept = self.facts.kept();
         let links = self.facts.forest.links(&kept);
         if !links.broken.is_empty() && settings.broken_link == BrokenLinkRule::Discard {
-            return Err(Discarded { reason: "broken_link".to_owned(), disposition: Disposition::Final });
+            return Err(Discarded { reason: "broken_link".to_owned(), disposition: Disposition::Unsaid });
         }
         let group = self.facts.group.clone();
         let empty = Rollout::new(settings, group, 0);
         let Rollout::Open(empty) = empty else {
-            return Err(Discarded { reason: "internal".to_owned(), disposition: Disposition::Final });
+            return Err(Discarded { reason: "internal".to_owned(), disposition: Disposition::Unsaid });
         };
         let facts = std::mem::replace(&mut self.facts, empty.facts);
         Ok(FinalisedRollout { facts, kept, links, incomplete })

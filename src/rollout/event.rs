@@ -95,12 +95,14 @@ pub struct Reward {
     pub components: BTreeMap<Name, f64>,
 }
 
-/// Whether the place of a discarded rollout in its group stays open.
+/// Whether another attempt at a discarded rollout is to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// It is out for good.
+    /// Nobody said: its group does not wait for one, and one that comes all the same is taken.
+    Unsaid,
+    /// None: it is out for good.
     Final,
-    /// A next attempt will come.
+    /// One will come: its group keeps the place open.
     WillRetry,
 }
 

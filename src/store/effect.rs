@@ -24,6 +24,8 @@ pub struct Ended {
     pub outcome: Outcome,
     /// Why, in a few words.
     pub reason: String,
+    /// No other attempt is taken.
+    pub is_final: bool,
     /// The group that it was in: its next attempt is in no other.
     pub group: Option<GroupId>,
 }

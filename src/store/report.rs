@@ -11,7 +11,7 @@ use crate::forest::call::CallIndex;
 use crate::forest::link::Verdict;
 use crate::ids::{CallId, RolloutRef};
 use crate::log::{Position, Record};
-use crate::rollout::event::{Effect, Event, RolloutRecord};
+use crate::rollout::event::{Disposition, Effect, Event, RolloutRecord};
 use crate::rollout::view::RolloutView;
 use crate::rollout::{Judgement, Rollout};
 
@@ -180,17 +180,7 @@ impl Store {
 
     /// Asks the sequencing task to admit a rollout, or what an event says of its group. Says whether that stored something.
     async fn admit(&self, reference: &RolloutRef, event: &Event) -> Result<bool, Refusal> {
-        let group_size = match event {
-            Event::Open(open) => open.group_size,
-            Event::Call { .. }
-            | Event::AgentStart(_)
-            | Event::AgentEnd(_)
-            | Event::Seal(_)
-            | Event::Reward(_)
-            | Event::Finish(..)
-            | Event::Heartbeat
-            | Event::Discard { .. } => None,
-        };
+        let group_size = if let Event::Open(open) = event { open.group_size } else { None };
         let (reply, answer) = oneshot::channel();
         let admission = Admission { reference: reference.clone(), group_size };
         let gone = || Refusal::new(Reason::Draining, "the service is about to stop").retry_after_ms(1000);
@@ -360,7 +350,8 @@ impl Store {
                     let facts = live.rollout.facts();
                     let (group, calls) = (facts.group.clone(), facts.forest.call_count() as u64);
                     let reason = discarded.reason.clone();
-                    let ended = Ended { attempt, outcome: Outcome::Discarded, reason, group: group.clone() };
+                    let is_final = discarded.disposition == Disposition::Final;
+                    let ended = Ended { attempt, outcome: Outcome::Discarded, reason, is_final, group: group.clone() };
                     return (
                         Some(Sequenced::Discarded { key, attempt, group, discarded: discarded.clone(), calls }),
                         Some(ended),
@@ -441,17 +432,7 @@ impl Store {
 }
 
 fn call_id(event: &Event) -> Option<CallId> {
-    match event {
-        Event::Call { call, .. } => Some(call.facts.call_id.clone()),
-        Event::Open(_)
-        | Event::AgentStart(_)
-        | Event::AgentEnd(_)
-        | Event::Seal(_)
-        | Event::Reward(_)
-        | Event::Finish(..)
-        | Event::Heartbeat
-        | Event::Discard { .. } => None,
-    }
+    if let Event::Call { call, .. } = event { Some(call.facts.call_id.clone()) } else { None }
 }
 
 /// Rollouts that the timer task looks at before it lets others run.
@@ -467,6 +448,8 @@ fn ended_reply<T>(ended: &Ended, attempt: u32) -> Option<Reply<T>> {
     }
     match ended.outcome {
         Outcome::Retired => Some(Reply::Refused(newer_attempt_too_late(ended.attempt))),
+        // It was said that no other attempt would come.
+        Outcome::Discarded if ended.is_final => Some(Reply::AlreadyEnded(ended.clone())),
         Outcome::Discarded => None,
     }
 }

@@ -90,7 +90,7 @@ async fn a_discarded_rollout_answers_everything_with_its_end() {
     for event in &one_of_each()[..4] {
         life.accepts(&rollout, event.clone()).await;
     }
-    let answer = life.accepts(&rollout, discard("the sandbox died", DiscardDisposition::Final)).await;
+    let answer = life.accepts(&rollout, discard("the sandbox died", DiscardDisposition::Unspecified)).await;
     let wanted =
         v1::Ended { outcome: RolloutOutcome::Discarded.into(), reason: "the sandbox died".to_owned(), attempt: 0 };
     assert_eq!(answer.ended.as_ref(), Some(&wanted));
@@ -108,6 +108,21 @@ async fn a_discarded_rollout_answers_everything_with_its_end() {
     life.refuses(&rollout, heartbeat(), Reason::AttemptSuperseded, "rollout.attempt").await;
     life.accepts(&next, finish(1.0)).await;
     assert_eq!(walks(&life.shown(&next).await), ["a"]);
+}
+
+#[tokio::test]
+async fn a_rollout_that_is_discarded_for_good_takes_no_other_attempt() {
+    let mut life = Life::start().await;
+    let rollout = in_group("one", "g");
+    life.accepts(&rollout, Event::Call(call("a", "main", 1, &[1], &[2]))).await;
+    life.accepts(&rollout, discard("hopeless", DiscardDisposition::Final)).await;
+    for reference in [rollout.clone(), attempt(&rollout, 1), attempt(&rollout, 7)] {
+        for event in every_kind() {
+            let end = life.has_ended(&reference, event).await;
+            assert_eq!((end.outcome(), end.reason.as_str(), end.attempt), (RolloutOutcome::Discarded, "hopeless", 0));
+        }
+    }
+    life.others_go_on("the hopeless one").await;
 }
 
 #[tokio::test]
@@ -251,7 +266,7 @@ async fn a_group_takes_as_many_members_as_it_has_places() {
 
     // A discarded member keeps its place: for its next attempt, or for good.
     life.accepts(&in_group("a", "g"), discard("crash", DiscardDisposition::WillRetry)).await;
-    life.accepts(&in_group("b", "g"), discard("hopeless", DiscardDisposition::Final)).await;
+    life.accepts(&in_group("b", "g"), discard("hopeless", DiscardDisposition::Unspecified)).await;
     life.refuses(&in_group("d", "g"), heartbeat(), Reason::GroupFull, "rollout.group_id").await;
     let elsewhere = attempt(&in_group("a", "h"), 1);
     life.refuses(&elsewhere, heartbeat(), Reason::GroupConflict, "rollout.group_id").await;

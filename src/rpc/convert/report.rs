@@ -207,7 +207,8 @@ fn reward(message: &v1::Reward, path: &str) -> Result<Reward, Refusal> {
 /// If the number is none of the enum's.
 pub fn disposition(number: i32, field: &str) -> Result<Disposition, Refusal> {
     match known(number, field)? {
-        v1::DiscardDisposition::Unspecified | v1::DiscardDisposition::Final => Ok(Disposition::Final),
+        v1::DiscardDisposition::Unspecified => Ok(Disposition::Unsaid),
+        v1::DiscardDisposition::Final => Ok(Disposition::Final),
         v1::DiscardDisposition::WillRetry => Ok(Disposition::WillRetry),
     }
 }

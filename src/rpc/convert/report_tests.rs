@@ -311,7 +311,7 @@ fn a_reward_is_finite() {
 fn a_discard_has_a_reason() {
     let discard = |reason: &str, disposition| Message::Discard(v1::Discard { reason: reason.to_owned(), disposition });
     let (_, event) = report(request(discard("", 0))).unwrap();
-    assert_eq!(event, Event::Discard { reason: "discarded".to_owned(), disposition: Disposition::Final });
+    assert_eq!(event, Event::Discard { reason: "discarded".to_owned(), disposition: Disposition::Unsaid });
     let (_, event) = report(request(discard("tool broke", 2))).unwrap();
     assert_eq!(event, Event::Discard { reason: "tool broke".to_owned(), disposition: Disposition::WillRetry });
     refuses(discard("", 3), Reason::InvalidValue, "discard.disposition", None);

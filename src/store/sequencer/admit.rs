@@ -36,6 +36,7 @@ impl Sequencer {
             Slot::Ended(ended, _) if ended.outcome == Outcome::Retired => {
                 return Err(newer_attempt_too_late(ended.attempt));
             }
+            Slot::Ended(ended, _) if ended.is_final => return Ok(false),
             Slot::Ended(ended, _) => ended.group.clone(),
             Slot::Removed => None,
         };

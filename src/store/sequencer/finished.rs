@@ -159,7 +159,7 @@ impl Sequencer {
         let reason = EndReason::from_text(&discarded.reason);
         self.calls_gone(&key.run, reason, calls);
         let now = match discarded.disposition {
-            Disposition::Final => Member::Out,
+            Disposition::Final | Disposition::Unsaid => Member::Out,
             Disposition::WillRetry => Member::WillRetry,
         };
         let run = self.runs.get_mut(&key.run);
@@ -265,7 +265,7 @@ impl Sequencer {
                 Slot::Live(_) | Slot::Ended(..) | Slot::Removed => Position::default(),
             };
             let reason = "acknowledged".to_owned();
-            let ended = Ended { attempt, outcome: Outcome::Retired, reason, group: group.clone() };
+            let ended = Ended { attempt, outcome: Outcome::Retired, reason, is_final: true, group: group.clone() };
             *slot = Slot::Ended(ended, position);
         }
         self.bury(Tombstone::Rollout(key, attempt), run_id);
