@@ -56,7 +56,7 @@ pub const UNIT_MESSAGE_BYTES_MAX: usize = 2 << 20;
 pub const STREAM_ANSWERS_OUTSTANDING_MAX: usize = 1024;
 /// Requests in one `ReportBatch`.
 pub const BATCH_REQUESTS_MAX: usize = 4096;
-/// Bytes of messages and records between their arrival and their durable answer, over all streams.
+/// Bytes of messages between their arrival and the place of their records in the log, over all streams.
 pub const IN_FLIGHT_BYTES_MAX: usize = 512 << 20;
 /// Units on their way to one consumer's stream.
 pub const CONSUMER_UNITS_IN_FLIGHT_MAX: usize = 256;

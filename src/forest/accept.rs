@@ -72,15 +72,16 @@ impl Forest {
     ///
     /// # Errors
     /// If the call is known with other content, or its delta cannot be taken.
-    pub fn judge_call(&self, call: &NewCall) -> Result<JudgedCall, CallRefusal> {
-        match self.find(&call.facts.call_id) {
-            Some(known) => self.judge_known(known, call),
+    pub fn judge_call(&self, call: NewCall) -> Result<JudgedCall, CallRefusal> {
+        let NewCall { facts, prompt } = call;
+        match self.find(&facts.call_id) {
+            Some(known) => self.judge_known(known, &facts, prompt),
             None => {
-                let prompt = match &call.prompt {
-                    Prompt::Full(ids) => self.record_full(ids),
-                    Prompt::Delta(delta) => self.record_delta(&call.facts.call_id, delta)?,
+                let prompt = match prompt {
+                    Prompt::Full(ids) => self.record_full(&ids),
+                    Prompt::Delta(delta) => self.record_delta(&facts.call_id, delta)?,
                 };
-                Ok(JudgedCall::Record(CallRecord::New(Box::new((call.facts.clone(), prompt)))))
+                Ok(JudgedCall::Record(CallRecord::New(Box::new((facts, prompt)))))
             }
         }
     }
@@ -108,24 +109,24 @@ impl Forest {
         Accepted { call, verdict: self.verdict(call), settled }
     }
 
-    fn judge_known(&self, known: CallIndex, call: &NewCall) -> Result<JudgedCall, CallRefusal> {
+    fn judge_known(&self, known: CallIndex, facts: &CallFacts, prompt: Prompt) -> Result<JudgedCall, CallRefusal> {
         let stored = self.call(known);
-        self.same_facts(known, &call.facts)?;
+        self.same_facts(known, facts)?;
         match &stored.tokens {
             CallTokens::Placed { .. } => {
-                self.same_prompt(stored, &call.prompt)?;
+                self.same_prompt(stored, &prompt)?;
                 Ok(JudgedCall::Duplicate(known))
             }
             CallTokens::Waiting(pending) | CallTokens::Unresolved(pending) => {
-                if pending.generation[..] != call.facts.generation[..] {
+                if pending.generation[..] != facts.generation[..] {
                     return Err(CallRefusal::Conflict("generation_token_ids"));
                 }
-                if matches!(&call.prompt, Prompt::Delta(delta) if *delta == pending.delta) {
+                if matches!(&prompt, Prompt::Delta(delta) if *delta == pending.delta) {
                     return Ok(JudgedCall::Duplicate(known));
                 }
                 let unresolved = matches!(stored.tokens, CallTokens::Unresolved(_));
-                let prompt = self.judge_pending_prompt(&pending.delta, &call.prompt, unresolved)?;
-                Ok(JudgedCall::Record(CallRecord::Prompt(call.facts.call_id.clone(), prompt)))
+                let prompt = self.judge_pending_prompt(&pending.delta, &prompt, unresolved)?;
+                Ok(JudgedCall::Record(CallRecord::Prompt(facts.call_id.clone(), prompt)))
             }
         }
     }
@@ -170,7 +171,7 @@ impl Forest {
         RecordedPrompt::Known { base, suffix: ids[known..].to_vec() }
     }
 
-    fn record_delta(&self, own_id: &CallId, delta: &Delta) -> Result<RecordedPrompt, CallRefusal> {
+    fn record_delta(&self, own_id: &CallId, delta: Delta) -> Result<RecordedPrompt, CallRefusal> {
         if delta.base == *own_id {
             return Err(CallRefusal::ResendFullPrompt("a delta's base cannot be the call itself".to_owned()));
         }
@@ -180,11 +181,10 @@ impl Forest {
                     format!("call {:?} waits for {own_id:?} itself, so that neither could ever be known", delta.base);
                 Err(CallRefusal::ResendFullPrompt(why))
             }
-            None => Ok(RecordedPrompt::Waiting(delta.clone())),
+            None => Ok(RecordedPrompt::Waiting(delta)),
             Some(base) => {
-                self.base_prefix(base, delta)?;
-                let base = Some((delta.base.clone(), delta.base_length));
-                Ok(RecordedPrompt::Known { base, suffix: delta.suffix.clone() })
+                self.base_prefix(base, &delta)?;
+                Ok(RecordedPrompt::Known { base: Some((delta.base, delta.base_length)), suffix: delta.suffix })
             }
         }
     }

@@ -41,7 +41,7 @@ fn full(id: &str, agent: &str, sequence: u64, prompt: &[u32], generation: &[u32]
 }
 
 fn accept(forest: &mut Forest, call: &NewCall) -> Accepted {
-    match forest.judge_call(call).unwrap() {
+    match forest.judge_call(call.clone()).unwrap() {
         JudgedCall::Record(record) => forest.apply_call(record),
         JudgedCall::Duplicate(call) => panic!("{call:?} is a duplicate"),
     }
@@ -90,7 +90,7 @@ fn a_delta_whose_base_is_another_is_unresolved_until_it_comes_in_full() {
     accept(&mut forest, &call);
     let accepted = accept(&mut forest, &full("a", "a", 1, &[1, 2], &[3]));
     assert_eq!(accepted.settled, vec![(CallIndex(0), Placement::Unresolved)]);
-    assert_eq!(forest.judge_call(&call), Ok(JudgedCall::Duplicate(CallIndex(0))));
+    assert_eq!(forest.judge_call(call.clone()), Ok(JudgedCall::Duplicate(CallIndex(0))));
     accept(&mut forest, &full("b", "a", 2, &[1, 2, 3, 4, 6], &[5]));
     assert_eq!(forest.full_ids(CallIndex(0)).unwrap(), [1, 2, 3, 4, 6, 5]);
     assert_eq!(forest.totals().unresolved_calls, 0);
@@ -101,12 +101,12 @@ fn a_second_form_of_a_waiting_prompt_must_say_the_same() {
     let mut forest = Forest::default();
     accept(&mut forest, &new_call("b", "a", 2, delta("a", &[1, 2, 3], &[4]), &[5]));
     let other = full("b", "a", 2, &[1, 2, 9, 4], &[5]);
-    assert_eq!(forest.judge_call(&other), Err(CallRefusal::Conflict("prompt")));
+    assert_eq!(forest.judge_call(other.clone()), Err(CallRefusal::Conflict("prompt")));
     let unknown_base = new_call("b", "a", 2, delta("z", &[1, 2], &[3, 4]), &[5]);
-    assert!(matches!(forest.judge_call(&unknown_base), Err(CallRefusal::ResendFullPrompt(_))));
+    assert!(matches!(forest.judge_call(unknown_base.clone()), Err(CallRefusal::ResendFullPrompt(_))));
     accept(&mut forest, &full("b", "a", 2, &[1, 2, 3, 4], &[5]));
     let again = new_call("b", "a", 2, delta("z", &[1, 2], &[3, 4]), &[5]);
-    assert_eq!(forest.judge_call(&again), Ok(JudgedCall::Duplicate(CallIndex(0))));
+    assert_eq!(forest.judge_call(again.clone()), Ok(JudgedCall::Duplicate(CallIndex(0))));
 }
 
 #[test]
@@ -115,10 +115,10 @@ fn a_delta_on_a_known_base_is_checked_at_once() {
     accept(&mut forest, &full("a", "a", 1, &[1, 2], &[3]));
     for (base, suffix) in [(vec![1, 2, 3, 4], vec![5]), (vec![1, 9], vec![5])] {
         let call = new_call("b", "a", 2, delta("a", &base, &suffix), &[5]);
-        assert!(matches!(forest.judge_call(&call), Err(CallRefusal::ResendFullPrompt(_))));
+        assert!(matches!(forest.judge_call(call.clone()), Err(CallRefusal::ResendFullPrompt(_))));
     }
     let own = new_call("b", "a", 2, delta("b", &[1], &[5]), &[5]);
-    assert!(matches!(forest.judge_call(&own), Err(CallRefusal::ResendFullPrompt(_))));
+    assert!(matches!(forest.judge_call(own.clone()), Err(CallRefusal::ResendFullPrompt(_))));
     assert_eq!(forest.call_count(), 1);
 }
 

@@ -58,7 +58,8 @@ impl Rollout {
         if let Err(refusal) = facts.complete_call(&mut call, names_policy) {
             return Judgement::Refused(refusal.call(&id), None);
         }
-        let judged = match facts.forest.judge_call(&call) {
+        let (new_parent, room) = (facts.new_parent_agent(&call), facts.judge_room(&call));
+        let judged = match facts.forest.judge_call(call) {
             Ok(judged) => judged,
             Err(CallRefusal::Conflict(field)) => {
                 let message =
@@ -71,7 +72,7 @@ impl Rollout {
                 return Judgement::Refused(resend_full_prompt(&id, &why), None);
             }
         };
-        let new_parent = match facts.new_parent_agent(&call) {
+        let new_parent = match new_parent {
             Ok(new_parent) => new_parent,
             Err(refusal) => return Judgement::Refused(refusal.call(&id), None),
         };
@@ -89,7 +90,7 @@ impl Rollout {
             }
             (JudgedCall::Record(record), _) => RolloutRecord::Call(record),
         };
-        match self.judge_moment(&id).and_then(|()| facts.judge_room(&call)) {
+        match self.judge_moment(&id).and(room) {
             Ok(()) => Judgement::Record(record),
             Err(refusal) => Judgement::Refused(refusal.call(&id), None),
         }
@@ -192,7 +193,11 @@ impl Facts {
         Ok(())
     }
 
-    fn judge_new_agents<'a>(&self, ids: impl Iterator<Item = &'a AgentId>) -> Result<(), Refusal> {
+    fn judge_new_agents<'a>(&self, ids: impl Iterator<Item = &'a AgentId> + Clone) -> Result<(), Refusal> {
+        // There is room even if all of them were new.
+        if self.forest.agent_count() + ids.clone().count() <= limits::ROLLOUT_AGENTS_MAX {
+            return Ok(());
+        }
         let new: HashSet<&AgentId> = ids.filter(|id| self.forest.find_agent(id).is_none()).collect();
         if self.forest.agent_count() + new.len() <= limits::ROLLOUT_AGENTS_MAX {
             return Ok(());
@@ -202,7 +207,7 @@ impl Facts {
     }
 
     /// Whether one more start or end of an agent has room.
-    fn judge_agent_fact<'a>(&self, agents: impl Iterator<Item = &'a AgentId>) -> Result<(), Refusal> {
+    fn judge_agent_fact<'a>(&self, agents: impl Iterator<Item = &'a AgentId> + Clone) -> Result<(), Refusal> {
         if self.agents.fact_count() >= limits::ROLLOUT_AGENT_FACTS_MAX {
             let message =
                 format!("a rollout has at most {} starts and ends of agents", limits::ROLLOUT_AGENT_FACTS_MAX);

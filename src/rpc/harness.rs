@@ -1,9 +1,11 @@
 //! `HarnessService`: workers report.
 //!
-//! A stream has a reader task, which takes one request after another and hands answers on, and a writer, which waits until each
-//! answer is durable and sends it. A client that does not read its answers is not read from after
-//! [`limits::STREAM_ANSWERS_OUTSTANDING_MAX`] of them. A bad event is answered; only what is no message at all ends a stream.
+//! A stream takes requests and sends answers in one task, which keeps the answers that are not durable yet: so whatever has come
+//! is taken at once, and all of its answers leave together. A client that does not read its answers is not read from, nor is one
+//! with [`limits::STREAM_ANSWERS_OUTSTANDING_MAX`] of them to come. A bad event is answered; only what is no message at all ends a
+//! stream.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 
 use futures_util::Stream;
@@ -25,7 +27,7 @@ use crate::store::report::{Answer, Reply};
 use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
-use super::{DRAIN_RETRY_AFTER_MS, Shared, convert, ended_message, status};
+use super::{DRAIN_RETRY_AFTER_MS, OpenStream, Shared, convert, ended_message, status};
 
 /// The service.
 pub(super) struct Harness {
@@ -39,15 +41,27 @@ struct Described {
     seal: Option<v1::SealStatus>,
 }
 
-/// Something for the writer of a stream.
-enum Outgoing {
-    /// A response, from when this position is durable; the request's bytes are in flight until then.
-    Response(Box<v1::ReportResponse>, Position, Option<InFlight>),
-    /// The stream ends.
-    End(Status),
+/// A response that may leave when its position is durable.
+struct Outgoing {
+    response: v1::ReportResponse,
+    position: Position,
 }
 
-/// Bytes of a request between its arrival and its durable answer.
+/// One stream of reports.
+struct ReportStream {
+    shared: Shared,
+    reporter: ReporterId,
+    requests: Streaming<v1::ReportRequest>,
+    notices: mpsc::Receiver<Notice>,
+    /// In the order of their requests.
+    outgoing: VecDeque<Outgoing>,
+    /// No more requests are taken; the stream ends so when all answers have left.
+    end: Option<Result<(), Status>>,
+    _open: OpenStream,
+    _counted: Held,
+}
+
+/// Bytes of a request between its arrival and its place in the log.
 struct InFlight {
     _permit: OwnedSemaphorePermit,
     _held: Held,
@@ -60,20 +74,10 @@ impl v1::harness_service_server::HarnessService for Harness {
     type ReportStream = Responses;
 
     async fn report(&self, request: Request<Streaming<v1::ReportRequest>>) -> Result<Response<Responses>, Status> {
-        let (outgoing, line) = mpsc::channel(limits::STREAM_ANSWERS_OUTSTANDING_MAX);
-        let shared = self.shared.clone();
-        tokio::spawn(read(shared.clone(), request.into_inner(), outgoing));
-        let open = shared.streams.enter();
-        let responses = unfold(Some((line, shared, open)), |open| async move {
-            let (mut line, shared, open) = open?;
-            match line.recv().await? {
-                Outgoing::Response(response, position, in_flight) => {
-                    shared.store.durable(position).await;
-                    drop(in_flight);
-                    Some((Ok(*response), Some((line, shared, open))))
-                }
-                Outgoing::End(status) => Some((Err(status), None)),
-            }
+        let stream = ReportStream::new(self.shared.clone(), request.into_inner());
+        let responses = unfold(stream, |mut stream| async move {
+            let response = stream.next().await?;
+            Some((response, stream))
         });
         Ok(Response::new(Box::pin(responses)))
     }
@@ -107,36 +111,66 @@ impl Harness {
     }
 }
 
-/// Takes requests until the client ends the stream, or nobody wants its answers, or the service is about to stop.
-async fn read(shared: Shared, mut requests: Streaming<v1::ReportRequest>, outgoing: mpsc::Sender<Outgoing>) {
-    let _counted = shared.store.telemetry().report_stream();
-    let (reporter, mut notices) = shared.store.reporter();
-    loop {
-        let next = tokio::select! {
-            request = requests.message() => match request {
-                Ok(Some(request)) => answered(&shared, reporter, request).await,
-                Ok(None) => break,
-                // What is no message cannot be answered with a sequence number.
-                Err(broken) => Outgoing::End(unreadable(broken)),
-            },
-            Some(notice) = notices.recv() => match noticed(&shared, &notice) {
-                // It says what is known now, which may be more than the record that it comes from.
-                Some(response) => Outgoing::Response(Box::new(response), shared.store.last_position(), None),
-                None => continue,
-            },
-            () = shared.drained() => {
-                let message = "the service is about to stop; connect again after the delay and send again what was not answered";
-                let refusal = Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS);
-                Outgoing::End(status::status(&refusal, None))
+impl ReportStream {
+    fn new(shared: Shared, requests: Streaming<v1::ReportRequest>) -> Self {
+        let (reporter, notices) = shared.store.reporter();
+        let (open, counted) = (shared.streams.enter(), shared.store.telemetry().report_stream());
+        let outgoing = VecDeque::new();
+        Self { shared, reporter, requests, notices, outgoing, end: None, _open: open, _counted: counted }
+    }
+
+    /// The next answer or notice that may leave. Takes what comes meanwhile, until the client ends the stream or the service is
+    /// about to stop.
+    async fn next(&mut self) -> Option<Result<v1::ReportResponse, Status>> {
+        loop {
+            if self.end.is_none() && *self.shared.draining.borrow() {
+                self.end = Some(Err(draining()));
             }
-            () = outgoing.closed() => break,
-        };
-        let ends = matches!(next, Outgoing::End(_));
-        if outgoing.send(next).await.is_err() || ends {
-            break;
+            let first = self.outgoing.front().map(|first| first.position);
+            if first.is_some_and(|position| self.shared.store.is_durable(position)) {
+                return self.outgoing.pop_front().map(|first| Ok(first.response));
+            }
+            if first.is_none()
+                && let Some(end) = self.end.take()
+            {
+                self.end = Some(Ok(()));
+                return end.err().map(Err);
+            }
+            let takes = self.end.is_none() && self.outgoing.len() < limits::STREAM_ANSWERS_OUTSTANDING_MAX;
+            tokio::select! {
+                biased;
+                Some(notice) = self.notices.recv(), if takes => {
+                    // It says what is known now, which may be more than the record that it comes from.
+                    let position = self.shared.store.last_position();
+                    let response = noticed(&self.shared, &notice);
+                    self.outgoing.extend(response.map(|response| Outgoing { response, position }));
+                }
+                request = self.requests.message(), if takes => match request {
+                    Ok(Some(request)) => {
+                        let answer = answered(&self.shared, self.reporter, request).await;
+                        self.outgoing.push_back(answer);
+                    }
+                    Ok(None) => self.end = Some(Ok(())),
+                    // What is no message cannot be answered with a sequence number.
+                    Err(broken) => self.end = Some(Err(unreadable(broken))),
+                },
+                () = self.shared.store.durable(first.unwrap_or_default()), if first.is_some() => {}
+                // Seen above.
+                () = self.shared.drained(), if self.end.is_none() => {}
+            }
         }
     }
-    shared.store.forget_reporter(reporter);
+}
+
+impl Drop for ReportStream {
+    fn drop(&mut self) {
+        self.shared.store.forget_reporter(self.reporter);
+    }
+}
+
+fn draining() -> Status {
+    let message = "the service is about to stop; connect again after the delay and send again what was not answered";
+    status::status(&Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS), None)
 }
 
 /// Why a stream ends whose next message cannot be read. For gRPC a message over the limit is out of range; for who sends it,
@@ -150,12 +184,10 @@ fn unreadable(broken: Status) -> Status {
 }
 
 async fn answered(shared: &Shared, reporter: ReporterId, request: v1::ReportRequest) -> Outgoing {
-    let in_flight = shared.in_flight(weight(&request)).await;
+    let _in_flight = shared.in_flight(weight(&request)).await;
     let (answer, position) = shared.answer(Some(reporter), request).await;
     let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
-    // What is durable already waits only for its client, which must not cost others their room.
-    let in_flight = in_flight.filter(|_| !shared.store.is_durable(position));
-    Outgoing::Response(Box::new(response), position, in_flight)
+    Outgoing { response, position }
 }
 
 impl Shared {
@@ -167,7 +199,7 @@ impl Shared {
     /// The answer to one request, and the position that it waits for.
     async fn answer(&self, reporter: Option<ReporterId>, request: v1::ReportRequest) -> (v1::Answer, Position) {
         let request_seq = request.request_seq;
-        let about = convert::report::rollout_ref(request.rollout.as_ref()).ok();
+        let about = convert::report::rollout_ref(request.rollout.as_ref());
         let is_seal = matches!(request.event, Some(report_request::Event::Seal(_) | report_request::Event::Finish(_)));
         let describe = |rollout: &mut Rollout, call: Option<(CallIndex, Verdict)>| {
             let seal = is_seal.then(|| convert::answer::seal_status(rollout));
@@ -175,17 +207,21 @@ impl Shared {
             let verdict = call.map(|(call, verdict)| convert::answer::verdict(forest, call, &verdict));
             Described { verdict, totals: convert::answer::totals(forest), seal }
         };
-        let answer = match convert::report::report(request) {
-            Ok((reference, event)) => self.store.report(reporter, &reference, event, describe).await,
-            Err(refusal) => {
-                if let Some(about) = &about {
-                    self.store.note_refusal(about, refusal.call_id.as_ref(), refusal.reason);
+        let refused = |refusal| Answer { reply: Reply::Refused(refusal), position: Position::default() };
+        let (about, answer) = match about {
+            Ok(about) => match convert::report::event(request.event, about.group.is_some()) {
+                Ok(event) => {
+                    let answer = self.store.report(reporter, &about, event, describe).await;
+                    (Some(about), answer)
                 }
-                Answer { reply: Reply::Refused(*refusal), position: Position::default() }
-            }
+                Err(refusal) => {
+                    self.store.note_refusal(&about, refusal.call_id.as_ref(), refusal.reason);
+                    (Some(about), refused(*refusal))
+                }
+            },
+            Err(refusal) => (None, refused(*refusal)),
         };
-        let position = answer.position;
-        (self.answer_message(request_seq, answer.reply, about.as_ref()), position)
+        (self.answer_message(request_seq, answer.reply, about.as_ref()), answer.position)
     }
 
     fn answer_message(&self, request_seq: u64, reply: Reply<Described>, about: Option<&RolloutRef>) -> v1::Answer {

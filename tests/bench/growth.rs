@@ -74,7 +74,7 @@ impl Shape {
 
 /// Takes all calls of a rollout, and finds its links and rows as finalising does.
 fn through(calls: &[NewCall]) -> Forest {
-    let mut forest = fed(calls);
+    let mut forest = fed(calls.iter().cloned());
     let mut kept = CallSet::new();
     forest.calls().for_each(|(call, _)| kept.insert(call));
     let links = forest.links(&kept);
@@ -130,7 +130,7 @@ fn measure(shape: Shape, count: usize) -> (f64, f64) {
             least_of_nine(|| seconds(|| (0..repeats).for_each(|_| drop(black_box(through(&calls)))))) / repeats as f64
         }
     };
-    (work, fed(&calls).stored_tokens() as f64 * 4.0)
+    (work, fed(calls.iter().cloned()).stored_tokens() as f64 * 4.0)
 }
 
 /// In a process of its own: makes a rollout's calls, and takes them or not.
@@ -145,10 +145,10 @@ pub(crate) fn work_child(shape: &str, count: &str, does: &str) {
 pub(crate) fn resident_child(shape: &str, count: &str) {
     let count: usize = count.parse().expect("a number of calls");
     let calls = Shape::parse(shape).calls(count);
-    drop(black_box(fed(&calls)));
+    drop(black_box(fed(calls.iter().cloned())));
     let before = resident_bytes();
     let rollouts = (160_000 / count).max(1);
-    let forests: Vec<Forest> = (0..rollouts).map(|_| fed(&calls)).collect();
+    let forests: Vec<Forest> = (0..rollouts).map(|_| fed(calls.iter().cloned())).collect();
     let bytes = resident_bytes().saturating_sub(before);
     println!("{}", bytes as f64 / rollouts as f64);
     drop(black_box(forests));

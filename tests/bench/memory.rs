@@ -51,7 +51,7 @@ pub(crate) fn population(asked: &Asked, report: &mut Report) {
 
 fn fed(rollout: &Rollout) -> Forest {
     let mut forest = Forest::default();
-    rollout.calls.iter().for_each(|call| take(&mut forest, &new_call(rollout, call, Form::Full)));
+    rollout.calls.iter().for_each(|call| take(&mut forest, new_call(rollout, call, Form::Full)));
     forest
 }
 

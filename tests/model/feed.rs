@@ -98,7 +98,7 @@ pub(crate) fn replay(records: &[CallRecord]) -> Forest {
 
 impl Told {
     fn report(&mut self, case: &Case, call: &Call, form: &Form) -> Result<(), String> {
-        match self.forest.judge_call(&new_call(call, form)) {
+        match self.forest.judge_call(new_call(call, form)) {
             Ok(JudgedCall::Duplicate(known)) if self.forest.call(known).id().as_str() == call.id => Ok(()),
             Ok(JudgedCall::Duplicate(known)) => Err(format!("{} was taken for {known:?}", call.id)),
             Ok(JudgedCall::Record(record)) => {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::report::report;
+use super::report::{event, rollout_ref};
+use crate::error::Refusal;
 use crate::ids::{GroupId, RolloutId, RolloutRef, RunId};
 use crate::proto::v1;
 use crate::proto::v1::report_request::Event;
@@ -59,6 +60,13 @@ pub(super) fn request(event: Event) -> v1::ReportRequest {
         attempt: 2,
     };
     v1::ReportRequest { request_seq: 1, rollout: Some(rollout), event: Some(event) }
+}
+
+/// What a request says of which rollout.
+pub(super) fn report(request: v1::ReportRequest) -> Result<(RolloutRef, crate::rollout::event::Event), Box<Refusal>> {
+    let about = rollout_ref(request.rollout.as_ref())?;
+    let event = event(request.event, about.group.is_some())?;
+    Ok((about, event))
 }
 
 /// What [`request`] is about.

@@ -17,16 +17,6 @@ use super::fields::{at_most, identifier, invalid, known, missing, not_in_this_re
 /// The reason of a discard that gives none.
 const DISCARDED: &str = "discarded";
 
-/// What a request says of which rollout.
-///
-/// # Errors
-/// If it is bad input, or asks for what this release does not have.
-pub fn report(request: v1::ReportRequest) -> Result<(RolloutRef, Event), Box<Refusal>> {
-    let rollout = rollout_ref(request.rollout.as_ref())?;
-    let event = event(request.event, rollout.group.is_some())?;
-    Ok((rollout, event))
-}
-
 /// Which rollout a request is about.
 ///
 /// # Errors

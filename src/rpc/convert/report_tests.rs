@@ -6,7 +6,7 @@ use super::*;
 use crate::error::Code;
 use crate::forest::call::{Link, NewCall, Prompt, VersionSpan};
 use crate::proto::v1::report_request::Event as Message;
-use crate::rpc::convert::examples::{self, about, bytes, request};
+use crate::rpc::convert::examples::{self, about, bytes, report, request};
 use crate::rpc::convert::fields::timestamp;
 
 fn refused(event: Message) -> Refusal {
