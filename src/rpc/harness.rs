@@ -5,6 +5,7 @@
 //! [`limits::STREAM_ANSWERS_OUTSTANDING_MAX`] of them. A bad event is answered; only what is no message at all ends a stream.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -41,8 +42,9 @@ struct Described {
 
 /// Something for the writer of a stream.
 enum Outgoing {
-    /// A response, from when this position is durable; the request's bytes are in flight until then.
-    Response(Box<v1::ReportResponse>, Position, Option<InFlight>),
+    /// A response, from when this position is durable; the request's bytes are in flight until then. With when the request
+    /// came, in the clock's microseconds, if there was one.
+    Response(Box<v1::ReportResponse>, Position, Option<InFlight>, Option<u64>),
     /// The stream ends.
     End(Status),
 }
@@ -67,9 +69,12 @@ impl v1::harness_service_server::HarnessService for Harness {
         let responses = unfold(Some((line, shared, open)), |open| async move {
             let (mut line, shared, open) = open?;
             match line.recv().await? {
-                Outgoing::Response(response, position, in_flight) => {
+                Outgoing::Response(response, position, in_flight, arrived_us) => {
                     shared.store.durable(position).await;
                     drop(in_flight);
+                    if let Some(arrived_us) = arrived_us {
+                        shared.answered_durably(arrived_us);
+                    }
                     Some((Ok(*response), Some((line, shared, open))))
                 }
                 Outgoing::End(status) => Some((Err(status), None)),
@@ -82,6 +87,7 @@ impl v1::harness_service_server::HarnessService for Harness {
         &self,
         request: Request<v1::ReportBatchRequest>,
     ) -> Result<Response<v1::ReportBatchResponse>, Status> {
+        let arrived_us = self.shared.store.clock().now_us();
         let requests = request.into_inner().requests;
         if requests.len() > limits::BATCH_REQUESTS_MAX {
             let message = format!("{} requests, more than {} in one batch", requests.len(), limits::BATCH_REQUESTS_MAX);
@@ -97,6 +103,7 @@ impl v1::harness_service_server::HarnessService for Harness {
             answers.push(answer);
         }
         self.shared.store.durable(last).await;
+        self.shared.answered_durably(arrived_us);
         Ok(Response::new(v1::ReportBatchResponse { answers }))
     }
 }
@@ -121,7 +128,7 @@ async fn read(shared: Shared, mut requests: Streaming<v1::ReportRequest>, outgoi
             },
             Some(notice) = notices.recv() => match noticed(&shared, &notice) {
                 // It says what is known now, which may be more than the record that it comes from.
-                Some(response) => Outgoing::Response(Box::new(response), shared.store.last_position(), None),
+                Some(response) => Outgoing::Response(Box::new(response), shared.store.last_position(), None, None),
                 None => continue,
             },
             () = shared.drained() => {
@@ -150,15 +157,22 @@ fn unreadable(broken: Status) -> Status {
 }
 
 async fn answered(shared: &Shared, reporter: ReporterId, request: v1::ReportRequest) -> Outgoing {
+    let arrived_us = shared.store.clock().now_us();
     let in_flight = shared.in_flight(weight(&request)).await;
     let (answer, position) = shared.answer(Some(reporter), request).await;
     let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
     // What is durable already waits only for its client, which must not cost others their room.
     let in_flight = in_flight.filter(|_| !shared.store.is_durable(position));
-    Outgoing::Response(Box::new(response), position, in_flight)
+    Outgoing::Response(Box::new(response), position, in_flight, Some(arrived_us))
 }
 
 impl Shared {
+    /// Records how long a message waited for its durable answer.
+    fn answered_durably(&self, arrived_us: u64) {
+        let took_us = self.store.clock().now_us().saturating_sub(arrived_us);
+        self.store.telemetry().durable_answer(Duration::from_micros(took_us));
+    }
+
     async fn in_flight(&self, bytes: usize) -> Option<InFlight> {
         let permit = self.store.permit(bytes).await?;
         Some(InFlight { _permit: permit, _held: self.store.telemetry().in_flight(bytes) })
