@@ -43,10 +43,27 @@ pub const RUNS_MAX: usize = 1024;
 pub const RUN_CONSUMER_GROUPS_MAX: usize = 64;
 /// Most live rollouts (open, or finalised and not retired) of the service.
 pub const ROLLOUTS_MAX: usize = 4_000_000;
+/// Policies that the ledger of a run, or of a consumer group, has; those after them have none.
+pub const RUN_LEDGER_POLICIES_MAX: usize = 1024;
+/// Agents by whose name the drift of a run is counted; those after them count together.
+pub const RUN_DRIFTING_AGENTS_MAX: usize = 64;
 /// Most tombstones; the oldest go first.
 pub const TOMBSTONES_MAX: usize = 1_000_000;
 /// Members of one consumer group, connected at once.
 pub const CONSUMER_GROUP_MEMBERS_MAX: usize = 1024;
+
+/// Most entries of a page of a list.
+pub const PAGE_ENTRIES_MAX: usize = 1000;
+/// Entries of a page where the request says nothing.
+pub const PAGE_ENTRIES_DEFAULT: usize = 100;
+/// Bytes of entries after which a page ends.
+pub const PAGE_BYTES_MAX: usize = 1 << 20;
+/// Rollouts that one request for a page looks at, whatever its filters leave out.
+pub const PAGE_ROLLOUTS_LOOKED_AT_MAX: usize = 50_000;
+/// Members of groups that the sequencing task goes through for one page.
+pub const PAGE_MEMBERS_LOOKED_AT_MAX: usize = 100_000;
+/// Ids of members of a group, and of undeliverable units, that are listed of each kind; they are counted all.
+pub const LISTED_IDS_MAX: usize = 256;
 
 /// Largest message taken from a client.
 pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;

@@ -114,6 +114,25 @@ fn a_recording_is_replayed_tailed_and_shown() {
 }
 
 #[test]
+fn runs_are_listed_and_a_misspelt_one_is_not_made() {
+    let served = Served::start();
+    let none = served.client(&["runs"]);
+    assert!(none.status.success() && none.stdout.is_empty(), "{}", text(&none.stdout));
+    let path = file("runs.jsonl", &FORK);
+    assert!(served.client(&["replay", path.to_str().unwrap(), "--run", "one"]).status.success());
+    let listed = served.client(&["runs", "--json"]);
+    let runs: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!((&runs[0]["run"], &runs[0]["finalised_rollouts"]), (&"one".into(), &1.into()));
+    assert_eq!(runs[0]["ledgers"][0]["trained"], 3);
+    let table = served.client(&["runs"]);
+    assert!(text(&table.stdout).contains("3 accepted = 3 trained"), "{}", text(&table.stdout));
+    let misspelt = served.client(&["tail", "--run", "oen", "--no-follow"]);
+    assert_eq!(misspelt.status.code(), Some(1));
+    assert!(text(&misspelt.stderr).contains("there is no run \"oen\""), "{}", text(&misspelt.stderr));
+    assert_eq!(served.client(&["runs", "--json"]).stdout, listed.stdout, "it was not made");
+}
+
+#[test]
 fn a_bad_line_is_named_and_nothing_is_sent() {
     let served = Served::start();
     let bad = r#"{"rollout":"r/1","agent":"lead","call":"d","seq":4,"prompt_token_ids":[1],"generation_token_ids":[2],"generation_log_probs":[]}"#;

@@ -3,12 +3,13 @@
 //! The forest is drawn by `forest`, the tables by `tables`. Everything is iterative: a chain may have ten thousand
 //! calls. Nothing is wider than asked for.
 
-use crate::proto::v1::{GetRolloutResponse, RolloutState, RolloutSummary};
+use crate::proto::v1::{GetRolloutResponse, RolloutState, RolloutSummary, RunSummary};
 
 use super::counted;
 use super::show_json::word;
 
 mod forest;
+mod runs;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -70,12 +71,19 @@ pub fn draw(rollout: &GetRolloutResponse, drawing: Drawing) -> String {
             out.push_str(&table);
         }
     }
-    let ledger = tables::ledger(rollout, drawing);
-    if !ledger.is_empty() {
+    let (ledger, drift) = (tables::ledger(&rollout.ledgers, drawing), tables::drifts(&rollout.drifts, drawing));
+    if !(ledger.is_empty() && drift.is_empty()) {
         out.push('\n');
         out.push_str(&ledger);
+        out.push_str(&drift);
     }
     out
+}
+
+/// Runs as a table, with what became of their calls and rows below.
+#[must_use]
+pub fn draw_runs(runs: &[RunSummary], drawing: Drawing) -> String {
+    runs::draw(runs, drawing)
 }
 
 /// The forest alone.

@@ -18,6 +18,7 @@ pub mod draw;
 pub mod recording;
 pub mod replay;
 pub mod row_json;
+pub mod runs;
 pub mod serve;
 pub mod show;
 pub mod show_json;
@@ -41,6 +42,7 @@ Examples:
   hedgerow demo                              see it work, in seconds, with nothing set up
   hedgerow serve                             listen on 127.0.0.1:50051
   hedgerow replay calls.jsonl.gz --run r1    report recorded calls to it
+  hedgerow runs                              what is there, and what became of it
   hedgerow show my-rollout --run r1          draw a rollout's forest
   hedgerow tail --run r1 | jq .row_id        take its rows as JSON lines
 
@@ -57,6 +59,8 @@ pub enum Command {
     Replay(replay::ReplayArguments),
     /// Print a run's rows as JSON lines, holding nothing back
     Tail(tail::TailArguments),
+    /// List the runs, and what became of their calls and rows
+    Runs(runs::RunsArguments),
     /// Draw a rollout: its forest, agents, rows, and what it waits for
     Show(show::ShowArguments),
     /// Check the configuration and print what is in effect
@@ -108,6 +112,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Replay(arguments) => block_on(replay::run(arguments)),
         Command::Tail(arguments) => block_on(tail::run(arguments)),
         Command::Show(arguments) => block_on(show::run(arguments)),
+        Command::Runs(arguments) => block_on(runs::run(arguments)),
     };
     match outcome {
         Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,

@@ -70,8 +70,13 @@ pub async fn run(arguments: ShowArguments) -> Result<(), Failure> {
 
 /// The drawing for this terminal.
 pub(super) fn drawn(rollout: &GetRolloutResponse, width: Option<u16>, all: bool) -> String {
+    draw(rollout, drawing(width, all))
+}
+
+/// How to draw on this terminal.
+pub(super) fn drawing(width: Option<u16>, all: bool) -> Drawing {
     let width = width.map_or_else(terminal_width, usize::from);
-    draw(rollout, Drawing { width, colour: colour(), all })
+    Drawing { width, colour: colour(), all }
 }
 
 /// Whether stdout shows colours and wants them.

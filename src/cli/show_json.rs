@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::proto::v1::{
-    AgentSummary, CallSummary, Drift, Ended, GetRolloutResponse, Link, LinkKind, MissingCall, PolicyLedger,
+    AgentSummary, CallSummary, Drift, DriftCount, Ended, GetRolloutResponse, Link, LinkKind, MissingCall, PolicyLedger,
     RolloutSummary, RowSummary, SealStatus, Verdict, link,
 };
 
@@ -17,6 +17,7 @@ pub fn rollout_json(rollout: &GetRolloutResponse) -> Value {
         "status": rollout.status.as_ref().map(status),
         "rows": rollout.rows.iter().map(row).collect::<Vec<_>>(),
         "ledgers": rollout.ledgers.iter().map(ledger).collect::<Vec<_>>(),
+        "drifts": rollout.drifts.iter().map(drift_count).collect::<Vec<_>>(),
     })
 }
 
@@ -40,7 +41,7 @@ fn summary(summary: &RolloutSummary) -> Value {
         "calls": totals.calls, "agents": totals.agents, "generated_tokens": totals.generated_tokens,
         "settings_version": summary.settings_version, "incomplete": summary.incomplete,
         "conflicted": summary.conflicted, "refused_requests": summary.refused_requests,
-        "resident_bytes": summary.resident_bytes,
+        "resident_bytes": summary.resident_bytes, "drifted_calls": summary.drifted_calls,
         "next_deadline_seconds": summary.next_deadline.map(|deadline| deadline.seconds),
     })
 }
@@ -132,11 +133,22 @@ fn row(row: &RowSummary) -> Value {
     })
 }
 
-fn ledger(ledger: &PolicyLedger) -> Value {
+/// What became of the calls, for one policy.
+#[must_use]
+pub fn ledger(ledger: &PolicyLedger) -> Value {
     json!({
         "policy": ledger.policy, "accepted": ledger.accepted, "pending": ledger.pending, "trained": ledger.trained,
         "context": ledger.context, "no_row": ledger.no_row, "empty": ledger.empty, "not_kept": ledger.not_kept,
         "too_long": ledger.too_long, "gone": ledger.gone,
+    })
+}
+
+/// Drift of one agent and of one kind.
+#[must_use]
+pub fn drift_count(count: &DriftCount) -> Value {
+    json!({
+        "agent": optional(&count.agent_id), "kind": word(count.kind().as_str_name(), "DRIFT_KIND_"),
+        "calls": count.calls, "repeated_row_tokens": count.repeated_row_tokens,
     })
 }
 

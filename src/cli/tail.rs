@@ -10,8 +10,8 @@ use super::assemble::{RowAssembler, WholeUnit};
 use super::row_json::row_json;
 use super::{Failure, ServiceAddress, client, remark};
 use crate::proto::v1::{
-    ConsumerGroupSettings, StartPosition, SubscribeRequest, Subscription, SubscriptionHeartbeat, Unit, UnitNotice,
-    UnitNoticeKind, subscribe_request, subscribe_response,
+    ConsumerGroupSettings, GetRunRequest, StartPosition, SubscribeRequest, Subscription, SubscriptionHeartbeat, Unit,
+    UnitNotice, UnitNoticeKind, subscribe_request, subscribe_response,
 };
 
 /// Nothing is acknowledged, so the window must hold everything that ever comes.
@@ -55,6 +55,7 @@ pub async fn run(arguments: TailArguments) -> Result<(), Failure> {
         return Ok(());
     }
     let channel = client::connect(&arguments.service.address).await?;
+    check_run(channel.clone(), &arguments).await?;
     let (outgoing, requests) = mpsc::channel(4);
     let opening =
         SubscribeRequest { request: Some(subscribe_request::Request::Subscription(subscription(&arguments))) };
@@ -84,6 +85,24 @@ pub async fn run(arguments: TailArguments) -> Result<(), Failure> {
         }
     }
     Err(Failure::Failed("the service ended the subscription".to_owned()))
+}
+
+/// A subscription makes its run: who misspells its name should not wait for rows that cannot come.
+async fn check_run(channel: tonic::transport::Channel, arguments: &TailArguments) -> Result<(), Failure> {
+    let answer = client::admin(channel).get_run(GetRunRequest { run_id: arguments.run.clone() }).await;
+    let status = match answer {
+        Ok(_) => return Ok(()),
+        Err(status) => status,
+    };
+    if status.code() != tonic::Code::NotFound {
+        return Err(client::refused(&arguments.run, &status));
+    }
+    if arguments.no_follow {
+        let message = format!("there is no run {:?}; `hedgerow runs` lists those that there are", arguments.run);
+        return Err(Failure::Failed(message));
+    }
+    remark(&format!("hedgerow: there is no run {:?} yet; it is made now, and its rows are awaited", arguments.run));
+    Ok(())
 }
 
 fn subscription(arguments: &TailArguments) -> Subscription {
@@ -130,12 +149,12 @@ fn remark_on(notice: &UnitNotice) {
     let what = match notice.kind() {
         UnitNoticeKind::Skipped => "units were skipped: this reader was too slow",
         UnitNoticeKind::TooLong => "calls were left out: they are too long",
+        UnitNoticeKind::NoRows => "rollouts were finalised without a row for this reader",
         UnitNoticeKind::GroupDropped => "a group was dropped",
         UnitNoticeKind::Retention => "units were no longer retained",
         UnitNoticeKind::Unspecified
         | UnitNoticeKind::Undeliverable
         | UnitNoticeKind::Stale
-        | UnitNoticeKind::NoRows
         | UnitNoticeKind::Operator
         | UnitNoticeKind::LeaseEnded
         | UnitNoticeKind::GroupExpires => return,

@@ -54,7 +54,7 @@ pub struct BrokenLink {
 }
 
 /// How a prompt differs from the call that it was meant to continue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DriftKind {
     /// Some id is another one.
     Differs,
@@ -268,9 +268,36 @@ impl Forest {
         }
     }
 
+    /// The drift of all kept calls, agent after agent. What [`Forest::kept_verdict`] says of each, in time linear in the calls.
+    #[must_use]
+    pub fn kept_drifts(&self, kept: &CallSet, links: &Links) -> Vec<(CallIndex, Drift)> {
+        let mut drifts = Vec::new();
+        for (_, agent) in self.agents() {
+            let mut previous = None;
+            for call in agent.calls().iter().copied() {
+                let stored = self.call(call);
+                if kept.contains(call) {
+                    let drift = match (stored.link(), previous) {
+                        (Link::Infer, Some(previous)) => self.drift_from(previous, call, links.parent(call)),
+                        (Link::Infer, None) => None,
+                        (Link::Root | Link::Parent(_), _) => self.kept_verdict(call, links).drift,
+                    };
+                    drifts.extend(drift.map(|drift| (call, drift)));
+                }
+                if stored.is_placed() && !stored.is_empty() {
+                    previous = Some(call);
+                }
+            }
+        }
+        drifts
+    }
+
     /// Advice for an inferred link: how it leaves its agent's previous call, if it does not continue it.
     fn drift_from_previous(&self, call: CallIndex, parent: Option<CallIndex>) -> Option<Drift> {
-        let previous = self.previous_of_agent(call)?;
+        self.drift_from(self.previous_of_agent(call)?, call, parent)
+    }
+
+    fn drift_from(&self, previous: CallIndex, call: CallIndex, parent: Option<CallIndex>) -> Option<Drift> {
         if parent == Some(previous) || self.fits(previous, call) { None } else { Some(self.drift(previous, call)) }
     }
 

@@ -98,7 +98,7 @@ impl Forest {
         let leaves = self.leaves(&trained, input.links);
         let owners = self.owners(&trained, &leaves, input);
         let mut ledger = CallLedger::default();
-        let in_row = in_some_row(&leaves, input.links);
+        let in_row = in_some_row(leaves.iter().copied(), input.links);
         for (call, stored) in self.calls() {
             let place = if stored.is_empty() {
                 &mut ledger.empty
@@ -218,6 +218,12 @@ impl Forest {
 }
 
 impl PolicyPlan {
+    /// The calls on the walk of some row.
+    #[must_use]
+    pub fn calls_in_rows(&self, links: &Links) -> CallSet {
+        in_some_row(self.rows.iter().map(|row| row.leaf), links)
+    }
+
     /// Invariant 1 of RULES 3.6, from the other side: each trained call has one owner, and the rows count them all.
     #[must_use]
     pub fn trains_each_call_once(&self) -> bool {
@@ -249,10 +255,10 @@ fn claim(
 }
 
 /// The calls on the walk of some leaf.
-fn in_some_row(leaves: &[CallIndex], links: &Links) -> CallSet {
+fn in_some_row(leaves: impl Iterator<Item = CallIndex>, links: &Links) -> CallSet {
     let mut calls = CallSet::new();
     for leaf in leaves {
-        let mut at = Some(*leaf);
+        let mut at = Some(leaf);
         while let Some(call) = at.filter(|call| !calls.contains(*call)) {
             calls.insert(call);
             at = links.parent(call);

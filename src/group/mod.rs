@@ -6,6 +6,7 @@
 //! Never does: forget a member while another is open. A discarded member keeps its place: for good, or for its next attempt.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use crate::error::{Reason, Refusal};
 use crate::ids::{GroupId, RolloutId};
@@ -23,12 +24,24 @@ pub enum Member {
     WillRetry,
 }
 
+impl Member {
+    /// Whether something of it is still to come.
+    fn is_unfinished(self) -> bool {
+        match self {
+            Self::Open | Self::WillRetry => true,
+            Self::Finalised | Self::Out => false,
+        }
+    }
+}
+
 /// The rollouts of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     size: Option<u32>,
     /// Each with its latest attempt.
     members: BTreeMap<RolloutId, (u32, Member)>,
+    /// Members that are open, or whose next attempt will come.
+    unfinished: usize,
 }
 
 impl Group {
@@ -38,9 +51,21 @@ impl Group {
         self.size
     }
 
-    /// Its members, and where the latest attempt of each stands.
-    pub fn members(&self) -> impl Iterator<Item = (&RolloutId, Member)> {
-        self.members.iter().map(|(rollout, (_, member))| (rollout, *member))
+    /// Its members by id, with the latest attempt of each and where that stands.
+    pub fn members(&self) -> impl Iterator<Item = (&RolloutId, u32, Member)> {
+        self.members.iter().map(|(rollout, (attempt, member))| (rollout, *attempt, *member))
+    }
+
+    /// Its members after this one, by id.
+    pub fn members_after(&self, after: Option<&RolloutId>) -> impl Iterator<Item = &RolloutId> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.members.range::<RolloutId, _>((start, Bound::Unbounded)).map(|(rollout, _)| rollout)
+    }
+
+    /// How many members it has.
+    #[must_use]
+    pub fn member_count(&self) -> usize {
+        self.members.len()
     }
 
     /// Whether this rollout may be a member, and the group have this size.
@@ -66,7 +91,8 @@ impl Group {
 
     /// An attempt at a member was opened.
     pub fn opened(&mut self, rollout: &RolloutId, attempt: u32) {
-        self.members.insert(rollout.clone(), (attempt, Member::Open));
+        let before = self.members.insert(rollout.clone(), (attempt, Member::Open));
+        self.unfinished += usize::from(!before.is_some_and(|(_, member)| member.is_unfinished()));
     }
 
     /// Somebody said its size; the first value stands.
@@ -79,6 +105,8 @@ impl Group {
         if let Some((latest, member)) = self.members.get_mut(rollout)
             && *latest == attempt
         {
+            self.unfinished -= usize::from(member.is_unfinished());
+            self.unfinished += usize::from(now.is_unfinished());
             *member = now;
         }
     }
@@ -87,7 +115,7 @@ impl Group {
     #[must_use]
     pub fn is_over(&self) -> bool {
         let whole = self.size.is_none_or(|size| self.members.len() >= size as usize);
-        whole && self.members.values().all(|(_, member)| matches!(member, Member::Finalised | Member::Out))
+        whole && self.unfinished == 0
     }
 }
 
@@ -116,6 +144,9 @@ mod tests {
         assert!(!group.is_over());
         assert_eq!(group.judge(&id, &rollout("a"), None), Ok(()));
         group.opened(&rollout("a"), 1);
+        group.opened(&rollout("a"), 1);
+        assert!(!group.is_over(), "opened twice is opened once");
+        assert_eq!(group.members_after(Some(&rollout("a"))).collect::<Vec<_>>(), [&rollout("b")]);
         group.closed(&rollout("a"), 0, Member::Out);
         assert!(!group.is_over(), "the end of an older attempt may be known late");
         group.closed(&rollout("a"), 1, Member::Out);

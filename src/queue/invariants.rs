@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::consumers::UnitNumber;
 use super::group::ConsumerGroup;
-use super::ledger::{Counts, Tally};
+use super::ledger::{Counts, RowStates, Tally};
 use super::unit::{ConsumerId, DropReason, Place};
 
 /// Beyond so many units, debug builds check the balance after each change and leave the rest to tests.
@@ -21,6 +21,7 @@ struct Recount {
     line: BTreeSet<UnitNumber>,
     delayed: BTreeSet<(u64, UnitNumber)>,
     leases: BTreeMap<ConsumerId, (BTreeSet<(u64, UnitNumber)>, u64)>,
+    rows: RowStates,
 }
 
 impl Recount {
@@ -57,7 +58,8 @@ fn sum(tallies: impl IntoIterator<Item = Tally>) -> Tally {
 fn balance(counts: &Counts) -> Result<(), &'static str> {
     let parts = [counts.waiting, counts.leased, counts.parked, counts.acknowledged];
     let all = sum(parts.into_iter().chain(counts.dropped.values().copied()));
-    if all == counts.pushed { Ok(()) } else { Err("1: pushed = waiting + leased + parked + acknowledged + dropped") }
+    let adds_up = all == counts.pushed && counts.rows.adds_up();
+    if adds_up { Ok(()) } else { Err("1: pushed = waiting + leased + parked + acknowledged + dropped") }
 }
 
 fn require(holds: bool, invariant: &'static str) -> Result<(), &'static str> {
@@ -74,6 +76,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let mut recount = Recount::default();
         for (&number, unit) in &self.ledger.units {
             recount.add(number, unit.place, unit.tokens);
+            recount.rows.add(unit.place, unit.rows);
             require(self.ledger.numbers.get(&unit.id) == Some(&number), "5: each unit is found under its id")?;
             require(
                 unit.payload.is_some() == unit.place.keeps_payload(),
@@ -99,6 +102,8 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let live =
             recount.waiting == counts.waiting && recount.leased == counts.leased && recount.parked == counts.parked;
         require(live, "2: each count is what the units say")?;
+        let states = |rows: &RowStates| (rows.waiting, rows.leased, rows.parked);
+        require(states(&recount.rows) == states(&counts.rows), "2: each count of rows is what the units say")?;
         let remembered = recount.dropped.values().copied().chain([recount.acknowledged, counts.forgotten]);
         let settled = counts.dropped.values().copied().chain([counts.acknowledged]);
         require(sum(remembered) == sum(settled), "2: settled units are remembered or were forgotten")

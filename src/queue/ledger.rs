@@ -29,6 +29,58 @@ impl Tally {
     }
 }
 
+/// What became of the rows of everything pushed: `made = waiting + leased + parked + acknowledged + dropped` (RULES 3.6.4).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RowStates {
+    /// Everything ever pushed.
+    pub made: u64,
+    /// In the line, and put off.
+    pub waiting: u64,
+    /// Out at consumers.
+    pub leased: u64,
+    /// A record about their unit is on its way to the log.
+    pub parked: u64,
+    /// Acknowledged.
+    pub acknowledged: u64,
+    /// Dropped, by reason.
+    pub dropped: BTreeMap<DropReason, u64>,
+}
+
+impl RowStates {
+    fn of(&mut self, place: Place) -> &mut u64 {
+        match place {
+            Place::Waiting | Place::Delayed { .. } => &mut self.waiting,
+            Place::Leased { .. } => &mut self.leased,
+            Place::Parked(_) => &mut self.parked,
+            Place::Acknowledged => &mut self.acknowledged,
+            Place::Dropped(reason) => self.dropped.entry(reason).or_default(),
+        }
+    }
+
+    /// Rows that came to stand at this place.
+    pub(super) fn add(&mut self, place: Place, rows: u64) {
+        *self.of(place) += rows;
+    }
+
+    /// Rows of a unit that is made.
+    fn make(&mut self, rows: u64) {
+        self.made += rows;
+        self.waiting += rows;
+    }
+
+    fn moved(&mut self, from: Place, to: Place, rows: u64) {
+        *self.of(from) -= rows;
+        self.add(to, rows);
+    }
+
+    /// Whether every row made is in one state.
+    #[must_use]
+    pub fn adds_up(&self) -> bool {
+        let dropped: u64 = self.dropped.values().sum();
+        self.made == self.waiting + self.leased + self.parked + self.acknowledged + dropped
+    }
+}
+
 /// What became of everything pushed: `pushed = waiting + leased + parked + acknowledged + dropped`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Counts {
@@ -47,6 +99,7 @@ pub(super) struct Counts {
     pub(super) deliveries: u64,
     /// Of these, how many were not a unit's first.
     pub(super) redeliveries: u64,
+    pub(super) rows: RowStates,
 }
 
 impl Counts {
@@ -120,10 +173,12 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         self.waiting.insert(number);
         self.counts.pushed.add(new.tokens);
         self.counts.waiting.add(new.tokens);
+        self.counts.rows.make(new.rows);
         let unit = Unit {
             id: new.id,
             source: source.clone(),
             tokens: new.tokens,
+            rows: new.rows,
             pushed_at_ms: now_ms,
             deliveries: 0,
             place: Place::Waiting,
@@ -137,7 +192,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
     pub(super) fn move_to(&mut self, number: UnitNumber, to: Place) -> Option<Moved<K>> {
         let unit = self.units.get_mut(&number)?;
         let from = std::mem::replace(&mut unit.place, to);
-        let tokens = unit.tokens;
+        let (tokens, rows) = (unit.tokens, unit.rows);
         if !to.keeps_payload() {
             unit.payload = None;
         }
@@ -154,6 +209,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         }
         self.counts.of(from).remove(tokens);
         self.counts.of(to).add(tokens);
+        self.counts.rows.moved(from, to, rows);
         let effect = self.note_settling(source, from, to);
         Some(Moved { from, tokens, effect })
     }
@@ -196,6 +252,13 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             }
             self.move_to(number, Place::Waiting);
         }
+    }
+
+    /// When the oldest unit that is not settled was pushed; one with a record about it on its way is not asked.
+    pub(super) fn oldest_pushed_at_ms(&self, leased: impl Iterator<Item = UnitNumber>) -> Option<u64> {
+        let delayed = self.delayed.iter().map(|(_, number)| *number);
+        let oldest = self.waiting.first().copied().into_iter().chain(delayed).chain(leased).min()?;
+        self.units.get(&oldest).map(|unit| unit.pushed_at_ms)
     }
 
     /// The oldest unit in the line.

@@ -23,7 +23,7 @@
 //! **Limits**: [`QueueBounds`]. Units that wait are bounded by what the run retains, not here, except in ephemeral groups.
 //!
 //! **Invariants**, checked by [`ConsumerGroup::check_invariants`], in tests and in debug builds after each change:
-//! 1. pushed = waiting + leased + parked + acknowledged + dropped, in units and in tokens.
+//! 1. pushed = waiting + leased + parked + acknowledged + dropped, in units, in tokens and in rows.
 //! 2. Each count is what the units say; those not remembered any more were acknowledged or dropped.
 //! 3. The line holds the waiting units and no others; the delayed ones likewise.
 //! 4. Leases are disjoint: a leased unit is with its one consumer, and consumers have no others; tokens in flight add up.
@@ -55,7 +55,7 @@ pub use effect::{
     AckResult, Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, QueueEffect, ReleaseResult, Ticked,
 };
 pub use group::ConsumerGroup;
-pub use ledger::Tally;
+pub use ledger::{RowStates, Tally};
 pub use stats::{ConsumerFacts, GroupStats, WaitReason, WaitingFor};
 pub use unit::{ConsumerId, DropReason, NewUnit, ParkedFor, Place, UnitId, UnitKind};
 

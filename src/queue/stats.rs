@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::consumers::Consumer;
 use super::group::ConsumerGroup;
-use super::ledger::Tally;
-use super::unit::{ConsumerId, DropReason};
+use super::ledger::{RowStates, Tally};
+use super::unit::{ConsumerId, DropReason, Place, UnitId};
 
 /// One group in numbers. `pushed = waiting + leased + parked + acknowledged + dropped`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +32,10 @@ pub struct GroupStats {
     pub redeliveries: u64,
     /// How long the oldest unit in the line has been there since it was pushed.
     pub oldest_waiting_ms: Option<u64>,
+    /// How long ago the oldest unit that nobody has acknowledged was pushed.
+    pub oldest_unsettled_ms: Option<u64>,
+    /// What became of their rows.
+    pub rows: RowStates,
 }
 
 /// One consumer in numbers.
@@ -107,6 +111,8 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     #[must_use]
     pub fn stats(&self, now_ms: u64) -> GroupStats {
         let counts = &self.ledger.counts;
+        let leased = self.consumers.iter().flat_map(|(_, consumer)| consumer.leases.iter().map(|(_, number)| *number));
+        let oldest = self.ledger.oldest_pushed_at_ms(leased);
         GroupStats {
             consumers: self.consumers.len(),
             pushed: counts.pushed,
@@ -119,7 +125,29 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             deliveries: counts.deliveries,
             redeliveries: counts.redeliveries,
             oldest_waiting_ms: self.ledger.head().map(|(_, head)| now_ms.saturating_sub(head.pushed_at_ms)),
+            oldest_unsettled_ms: oldest.map(|pushed_at_ms| now_ms.saturating_sub(pushed_at_ms)),
+            rows: counts.rows.clone(),
         }
+    }
+
+    /// What became of its rows.
+    #[must_use]
+    pub fn row_states(&self) -> RowStates {
+        self.ledger.counts.rows.clone()
+    }
+
+    /// Whether some unit is ready, or put off for a while, and at no consumer.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        self.ledger.counts.waiting.units > 0
+    }
+
+    /// The units that are undeliverable and can be released by hand, by id.
+    pub fn undeliverable(&self) -> impl Iterator<Item = &UnitId> {
+        let is_undeliverable = |(_, place): &(&UnitId, Place)| *place == Place::Dropped(DropReason::Undeliverable);
+        // Looking for none would ask each unit.
+        let some = self.ledger.counts.dropped.get(&DropReason::Undeliverable).is_some_and(|tally| tally.units > 0);
+        some.then(|| self.units().filter(is_undeliverable).map(|(unit, _)| unit)).into_iter().flatten()
     }
 
     /// Its consumers, by stream.

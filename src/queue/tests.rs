@@ -44,7 +44,7 @@ pub(super) fn ids(names: &[&str]) -> Vec<UnitId> {
 }
 
 pub(super) fn units(units: &[(&str, u64)]) -> Vec<NewUnit<&'static str>> {
-    units.iter().map(|&(name, tokens)| NewUnit { id: id(name), tokens, payload: "rows" }).collect()
+    units.iter().map(|&(name, tokens)| NewUnit { id: id(name), tokens, rows: 1, payload: "rows" }).collect()
 }
 
 /// A group with one rollout of these units.

@@ -48,6 +48,8 @@ pub struct NewUnit<P> {
     pub id: UnitId,
     /// How many tokens it holds, context and trained: what credit is counted in.
     pub tokens: u64,
+    /// How many rows it holds: what the ledger of rows is counted in.
+    pub rows: u64,
     /// A handle to its rows, which the queue never looks into.
     pub payload: P,
 }
@@ -149,6 +151,7 @@ pub(super) struct Unit<K, P> {
     pub(super) id: UnitId,
     pub(super) source: K,
     pub(super) tokens: u64,
+    pub(super) rows: u64,
     pub(super) pushed_at_ms: u64,
     /// How often it was given out since it was pushed or released.
     pub(super) deliveries: u32,

@@ -112,10 +112,15 @@ impl OpenRollout {
         }
         for (call, placement) in accepted.settled {
             applied.effects.push(match placement {
-                Placement::Placed => Effect::CallResolved(call, self.facts.forest.verdict(call)),
+                Placement::Placed => {
+                    let verdict = self.facts.forest.verdict(call);
+                    self.facts.answered_drifts += u64::from(verdict.drift.is_some());
+                    Effect::CallResolved(call, verdict)
+                }
                 Placement::Unresolved => Effect::CallUnresolved(call),
             });
         }
+        self.facts.answered_drifts += u64::from(accepted.verdict.drift.is_some());
         applied.call = Some((accepted.call, accepted.verdict));
     }
 

@@ -13,6 +13,7 @@
 pub mod agents;
 mod apply;
 pub mod awaited;
+pub mod drift;
 pub mod event;
 mod judge;
 pub mod run_settings;
@@ -64,6 +65,8 @@ pub struct Facts {
     pub parents_given_up: bool,
     /// It is finalised without the kept calls that have not come.
     pub without_missing: bool,
+    /// Calls that had drift when they came, or when their ids were known.
+    pub answered_drifts: u64,
 }
 
 impl Facts {
@@ -183,6 +186,7 @@ impl Rollout {
             conflict: OnceLock::new(),
             parents_given_up: false,
             without_missing: false,
+            answered_drifts: 0,
         };
         Self::Open(Box::new(OpenRollout {
             facts,

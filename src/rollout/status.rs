@@ -53,6 +53,14 @@ pub fn missing(rollout: &Rollout) -> Vec<Missing> {
     awaited.into_iter().map(|(call, cause)| Missing { state: state(&call), call, cause }).collect()
 }
 
+/// Whether some call is waited for. Linear in the rollout's calls.
+#[must_use]
+pub fn awaits_calls(rollout: &Rollout) -> bool {
+    let Rollout::Open(open) = rollout else { return false };
+    let facts = &open.facts;
+    missing_expected_calls(facts) > 0 || !Awaited::new(facts).missing(facts).is_empty()
+}
+
 /// How many distinct calls are missing to `expected_calls`; 0 if it was not given.
 #[must_use]
 pub fn missing_expected_calls(facts: &Facts) -> u64 {

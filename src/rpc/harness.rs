@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -45,6 +46,8 @@ struct Described {
 struct Outgoing {
     response: v1::ReportResponse,
     position: Position,
+    /// When the request came, in the clock's microseconds; none: nobody asked.
+    arrived_us: Option<u64>,
 }
 
 /// One stream of reports.
@@ -86,6 +89,7 @@ impl v1::harness_service_server::HarnessService for Harness {
         &self,
         request: Request<v1::ReportBatchRequest>,
     ) -> Result<Response<v1::ReportBatchResponse>, Status> {
+        let arrived_us = self.shared.store.clock().now_us();
         let requests = request.into_inner().requests;
         if requests.len() > limits::BATCH_REQUESTS_MAX {
             let message = format!("{} requests, more than {} in one batch", requests.len(), limits::BATCH_REQUESTS_MAX);
@@ -101,6 +105,7 @@ impl v1::harness_service_server::HarnessService for Harness {
             answers.push(answer);
         }
         self.shared.store.durable(last).await;
+        self.shared.answered_durably(arrived_us);
         Ok(Response::new(v1::ReportBatchResponse { answers }))
     }
 }
@@ -128,7 +133,11 @@ impl ReportStream {
             }
             let first = self.outgoing.front().map(|first| first.position);
             if first.is_some_and(|position| self.shared.store.is_durable(position)) {
-                return self.outgoing.pop_front().map(|first| Ok(first.response));
+                let first = self.outgoing.pop_front()?;
+                if let Some(arrived_us) = first.arrived_us {
+                    self.shared.answered_durably(arrived_us);
+                }
+                return Some(Ok(first.response));
             }
             if first.is_none()
                 && let Some(end) = self.end.take()
@@ -143,7 +152,7 @@ impl ReportStream {
                     // It says what is known now, which may be more than the record that it comes from.
                     let position = self.shared.store.last_position();
                     let response = noticed(&self.shared, &notice);
-                    self.outgoing.extend(response.map(|response| Outgoing { response, position }));
+                    self.outgoing.extend(response.map(|response| Outgoing { response, position, arrived_us: None }));
                 }
                 request = self.requests.message(), if takes => match request {
                     Ok(Some(request)) => {
@@ -184,13 +193,20 @@ fn unreadable(broken: Status) -> Status {
 }
 
 async fn answered(shared: &Shared, reporter: ReporterId, request: v1::ReportRequest) -> Outgoing {
+    let arrived_us = Some(shared.store.clock().now_us());
     let _in_flight = shared.in_flight(weight(&request)).await;
     let (answer, position) = shared.answer(Some(reporter), request).await;
     let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
-    Outgoing { response, position }
+    Outgoing { response, position, arrived_us }
 }
 
 impl Shared {
+    /// Records how long a message waited for its durable answer.
+    fn answered_durably(&self, arrived_us: u64) {
+        let took_us = self.store.clock().now_us().saturating_sub(arrived_us);
+        self.store.telemetry().durable_answer(Duration::from_micros(took_us));
+    }
+
     async fn in_flight(&self, bytes: usize) -> Option<InFlight> {
         let permit = self.store.permit(bytes).await?;
         Some(InFlight { _permit: permit, _held: self.store.telemetry().in_flight(bytes) })

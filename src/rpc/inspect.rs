@@ -1,13 +1,20 @@
-//! `InspectService`: people and tools look. In this release one rollout at a time.
+//! `InspectService`: people and tools look. Nothing here changes anything.
+//!
+//! What is shown waits until all that it may rest on is durable: who asks after an answer sees what was answered.
 
+use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::error::{Reason, Refusal};
-use crate::ids::RolloutRef;
+use crate::ids::{GroupId, RolloutId, RolloutRef, RunId};
+use crate::limits;
 use crate::proto::v1;
 use crate::store::RolloutKey;
+use crate::store::sequencer::{Command, Look};
 
+use super::convert::inspect::lists::{self, RolloutFilter};
+use super::convert::inspect::pages::{self, Page};
 use super::{Shared, convert, ended_message, not_in_this_release, status};
 
 /// The service.
@@ -15,10 +22,91 @@ pub(super) struct Inspect {
     shared: Shared,
 }
 
+/// Ids of rollouts asked of the sequencing task at once.
+const IDS_AT_ONCE: usize = 256;
+
 impl Inspect {
     pub(super) fn new(shared: Shared) -> Self {
         Self { shared }
     }
+
+    /// Some rollouts behind this one, and behind which the next page begins.
+    async fn rollouts(
+        &self,
+        filter: &RolloutFilter,
+        mut after: Option<RolloutId>,
+        mut page: Page<v1::RolloutSummary>,
+    ) -> Result<(Page<v1::RolloutSummary>, Option<RolloutId>), Status> {
+        let mut looked_at = 0;
+        loop {
+            let (run, group) = (filter.run.clone(), filter.group.clone());
+            let behind = after.clone();
+            let ids = self.shared.ask(|reply| Look::Rollouts(run, group, behind, IDS_AT_ONCE, reply)).await?;
+            let ids = ids.map_err(refused)?;
+            let is_last = ids.len() < IDS_AT_ONCE;
+            let count = ids.len();
+            for (at, id) in ids.into_iter().enumerate() {
+                after = Some(id.clone());
+                looked_at += 1;
+                if let Some(summary) = self.summary(filter, id) {
+                    page.push(summary);
+                }
+                if page.room() == 0 {
+                    return Ok((page, after.filter(|_| !is_last || at + 1 < count)));
+                }
+            }
+            if is_last || looked_at >= limits::PAGE_ROLLOUTS_LOOKED_AT_MAX {
+                return Ok((page, after.filter(|_| !is_last)));
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// A rollout in a few figures, if it is there and the filter shows it.
+    fn summary(&self, filter: &RolloutFilter, rollout: RolloutId) -> Option<v1::RolloutSummary> {
+        let store = &self.shared.store;
+        let unix_ms = store.clock().unix_ms();
+        let key = RolloutKey { run: filter.run.clone(), rollout };
+        let found = store.show(&key, |view| filter.shows(&view, unix_ms).then(|| convert::inspect::summary(&view)));
+        match found? {
+            Ok(summary) => summary,
+            Err(ended) => filter.shows_ended().then(|| {
+                let (run, rollout) = (key.run, key.rollout);
+                let about = RolloutRef { run, group: ended.group.clone(), rollout, attempt: ended.attempt };
+                convert::inspect::ended_summary(&about, ended_message(&ended))
+            }),
+        }
+    }
+}
+
+impl Shared {
+    /// Waits until all records so far are durable and applied.
+    pub(super) async fn caught_up(&self) -> Result<(), Status> {
+        let (reply, reached) = oneshot::channel();
+        let is_there = self.store.command(Command::Barrier(reply)).await;
+        if is_there && reached.await.is_ok() { Ok(()) } else { Err(stopping()) }
+    }
+
+    /// Asks the sequencing task to show something.
+    pub(super) async fn ask<T>(&self, look: impl FnOnce(oneshot::Sender<T>) -> Look) -> Result<T, Status> {
+        let (reply, answer) = oneshot::channel();
+        if !self.store.command(Command::Look(look(reply))).await {
+            return Err(stopping());
+        }
+        answer.await.map_err(|_| stopping())
+    }
+}
+
+fn stopping() -> Status {
+    Status::unavailable("the service is about to stop")
+}
+
+fn refused(refusal: Refusal) -> Status {
+    status::status(&refusal, None)
+}
+
+fn run_id(text: &str) -> Result<RunId, Status> {
+    convert::fields::identifier(text, "run_id", RunId::parse).map_err(refused)
 }
 
 #[tonic::async_trait]
@@ -31,7 +119,6 @@ impl v1::inspect_service_server::InspectService for Inspect {
         request: Request<v1::GetRolloutRequest>,
     ) -> Result<Response<v1::GetRolloutResponse>, Status> {
         let request = request.into_inner();
-        let refused = |refusal: Refusal| status::status(&refusal, None);
         let (run, rollout, shown) = convert::inspect::get_rollout(&request).map_err(refused)?;
         let key = RolloutKey { run, rollout };
         let found = self.shared.store.show(&key, |view| convert::inspect::rollout(view, &shown));
@@ -40,7 +127,12 @@ impl v1::inspect_service_server::InspectService for Inspect {
         match found {
             Some(Ok(response)) => Ok(Response::new(response)),
             Some(Err(ended)) => {
-                let about = RolloutRef { run: key.run, group: None, rollout: key.rollout, attempt: ended.attempt };
+                let about = RolloutRef {
+                    run: key.run,
+                    group: ended.group.clone(),
+                    rollout: key.rollout,
+                    attempt: ended.attempt,
+                };
                 Ok(Response::new(convert::inspect::ended_rollout(&about, ended_message(&ended))))
             }
             None => {
@@ -50,26 +142,74 @@ impl v1::inspect_service_server::InspectService for Inspect {
         }
     }
 
-    async fn list_runs(&self, _: Request<v1::ListRunsRequest>) -> Result<Response<v1::ListRunsResponse>, Status> {
-        Err(not_in_this_release("a list of runs"))
+    async fn list_runs(&self, request: Request<v1::ListRunsRequest>) -> Result<Response<v1::ListRunsResponse>, Status> {
+        const LIST: [&str; 1] = ["runs"];
+        let request = request.into_inner();
+        let after = pages::after(&LIST, &request.page_token, RunId::parse).map_err(refused)?;
+        self.shared.caught_up().await?;
+        let runs = self.shared.ask(Look::Runs).await?;
+        let mut page = Page::new(request.page_size);
+        let mut left = runs.iter().filter(|run| after.as_ref().is_none_or(|after| run.run > *after)).peekable();
+        let mut last = None;
+        while let Some(run) = left.next_if(|_| page.room() > 0) {
+            page.push(lists::run(run));
+            last = Some(&run.run);
+        }
+        let next = last.filter(|_| left.peek().is_some()).map(|last| pages::token(&LIST, last.as_str()));
+        let (runs, service) = (page.entries, Some(lists::service(&runs)));
+        Ok(Response::new(v1::ListRunsResponse { runs, next_page_token: next.unwrap_or_default(), service }))
     }
 
     async fn list_rollouts(
         &self,
-        _: Request<v1::ListRolloutsRequest>,
+        request: Request<v1::ListRolloutsRequest>,
     ) -> Result<Response<v1::ListRolloutsResponse>, Status> {
-        Err(not_in_this_release("a list of rollouts"))
+        let request = request.into_inner();
+        let filter = RolloutFilter::new(&request).map_err(refused)?;
+        let list = ["rollouts", filter.run.as_str()];
+        let after = pages::after(&list, &request.page_token, RolloutId::parse).map_err(refused)?;
+        self.shared.caught_up().await?;
+        let (page, next) = self.rollouts(&filter, after, Page::new(request.page_size)).await?;
+        self.shared.store.durable(self.shared.store.last_position()).await;
+        let next_page_token = next.map(|last| pages::token(&list, last.as_str())).unwrap_or_default();
+        Ok(Response::new(v1::ListRolloutsResponse { rollouts: page.entries, next_page_token }))
     }
 
-    async fn list_groups(&self, _: Request<v1::ListGroupsRequest>) -> Result<Response<v1::ListGroupsResponse>, Status> {
-        Err(not_in_this_release("a list of groups"))
+    async fn list_groups(
+        &self,
+        request: Request<v1::ListGroupsRequest>,
+    ) -> Result<Response<v1::ListGroupsResponse>, Status> {
+        let request = request.into_inner();
+        let run = run_id(&request.run_id)?;
+        let list = ["groups", run.as_str()];
+        let after = pages::after(&list, &request.page_token, GroupId::parse).map_err(refused)?;
+        self.shared.caught_up().await?;
+        let mut page = Page::new(request.page_size);
+        let look = |reply| Look::Groups(run.clone(), after, page.room(), request.open_only, reply);
+        let (groups, mut next) = self.shared.ask(look).await?.map_err(refused)?;
+        for group in &groups {
+            if page.room() == 0 {
+                // Large groups fill a page before it has its entries.
+                next = page.entries.len().checked_sub(1).map(|last| groups[last].group.clone());
+                break;
+            }
+            page.push(lists::group(group));
+        }
+        let next_page_token = next.map(|last| pages::token(&list, last.as_str())).unwrap_or_default();
+        Ok(Response::new(v1::ListGroupsResponse { groups: page.entries, next_page_token }))
     }
 
     async fn list_consumers(
         &self,
-        _: Request<v1::ListConsumersRequest>,
+        request: Request<v1::ListConsumersRequest>,
     ) -> Result<Response<v1::ListConsumersResponse>, Status> {
-        Err(not_in_this_release("a list of consumers"))
+        let run = run_id(&request.into_inner().run_id)?;
+        self.shared.caught_up().await?;
+        let groups = self.shared.ask(|reply| Look::ConsumerGroups(run.clone(), reply)).await?.map_err(refused)?;
+        let clock = self.shared.store.clock();
+        let now = (clock.now_ms(), clock.unix_ms());
+        let consumer_groups = groups.iter().map(|group| lists::consumer_group(&run, group, now)).collect();
+        Ok(Response::new(v1::ListConsumersResponse { consumer_groups }))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

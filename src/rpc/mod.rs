@@ -113,10 +113,8 @@ pub async fn serve(
     for service in WATCHED {
         health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
     }
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+    let reflection = described().build_v1()?;
+    let older_reflection = described().build_v1alpha()?;
     let stopping = {
         let (shared, health) = (shared.clone(), health.clone());
         async move {
@@ -148,6 +146,7 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_service(health_service)
         .add_service(reflection)
+        .add_service(older_reflection)
         .add_service(
             HarnessServiceServer::new(harness::Harness::new(shared.clone())).max_decoding_message_size(receive),
         )
@@ -158,6 +157,13 @@ pub async fn serve(
         .await;
     drains.abort();
     Ok(served?)
+}
+
+/// What reflection tells of: in its version 1, and in the one before it, which many clients still speak.
+fn described() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
 /// Connections as they come.

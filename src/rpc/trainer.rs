@@ -378,11 +378,14 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) -> Wrote {
                 joined.acks.answered(results.len());
                 sent
             }
-            Some(ToConsumer::Dropped { unit, reason }) => {
-                send(&outgoing, messages::dropped(&unit, reason, clock.unix_ms())).await
+            Some(ToConsumer::Dropped { unit, reason, about }) => {
+                send(&outgoing, messages::dropped(&unit, reason, about.as_ref(), clock.unix_ms())).await
             }
-            Some(ToConsumer::LeaseEnded { unit }) => {
-                send(&outgoing, messages::lease_ended(&unit, clock.unix_ms())).await
+            Some(ToConsumer::LeaseEnded { unit, about }) => {
+                send(&outgoing, messages::lease_ended(&unit, about.as_ref(), clock.unix_ms())).await
+            }
+            Some(ToConsumer::LeftOut { what, about }) => {
+                send(&outgoing, messages::left_out(what, about.as_ref(), clock.unix_ms())).await
             }
             Some(ToConsumer::Skipped { units }) => send(&outgoing, messages::skipped(units, clock.unix_ms())).await,
             Some(ToConsumer::Ended(refusal)) => {

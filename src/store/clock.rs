@@ -43,6 +43,15 @@ impl Clock {
         }
     }
 
+    /// Microseconds since the clock began, for figures only.
+    #[must_use]
+    pub fn now_us(&self) -> u64 {
+        match self {
+            Self::Machine(start) => u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX),
+            Self::Manual(now) => now.borrow().saturating_mul(1000),
+        }
+    }
+
     /// Milliseconds since the Unix epoch, for people only.
     #[must_use]
     pub fn unix_ms(&self) -> u64 {

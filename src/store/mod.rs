@@ -12,6 +12,7 @@ pub mod clock;
 pub mod effect;
 mod figures;
 pub mod image;
+mod look;
 pub mod replay;
 pub mod report;
 pub mod sequencer;
@@ -118,6 +119,8 @@ pub struct RunCounts {
     pub incomplete: AtomicU64,
     /// Distinct calls accepted, ever.
     pub calls: AtomicU64,
+    /// Requests about its rollouts that were refused since the service started.
+    pub refused: AtomicU64,
 }
 
 /// What a store is made with.

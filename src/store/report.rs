@@ -12,7 +12,6 @@ use crate::forest::link::Verdict;
 use crate::ids::{CallId, RolloutRef};
 use crate::log::{Position, Record};
 use crate::rollout::event::{Disposition, Effect, Event, RolloutRecord};
-use crate::rollout::view::RolloutView;
 use crate::rollout::{Judgement, Rollout};
 
 use super::effect::{Ended, Notice, Outcome, Sequenced};
@@ -71,6 +70,20 @@ impl Store {
         &self,
         reporter: Option<ReporterId>,
         reference: &RolloutRef,
+        event: Event,
+        describe: impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
+    ) -> Answer<T> {
+        let answer = self.answer(reporter, reference, event, describe).await;
+        if let Reply::Refused(_) = &answer.reply {
+            self.count_refusal(reference);
+        }
+        answer
+    }
+
+    async fn answer<T>(
+        &self,
+        reporter: Option<ReporterId>,
+        reference: &RolloutRef,
         mut event: Event,
         describe: impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
     ) -> Answer<T> {
@@ -93,7 +106,7 @@ impl Store {
             match admitted {
                 Ok(stored) => (reported.admitted, reported.stored) = (true, reported.stored || stored),
                 Err(refusal) => {
-                    self.note_refusal(reference, call_id(&event).as_ref(), refusal.reason);
+                    self.mark_refused(reference, call_id(&event).as_ref(), refusal.reason);
                     return Answer { reply: Reply::Refused(refusal), position: self.journal.last() };
                 }
             }
@@ -101,68 +114,6 @@ impl Store {
         let message = "attempts of this rollout supersede each other faster than this event can be taken; try again";
         let refusal = Refusal::new(Reason::AttemptSuperseded, message).retry_after_ms(100);
         Answer { reply: Reply::Refused(refusal), position: self.journal.last() }
-    }
-
-    /// Reads a rollout, or how it ended.
-    pub fn look<T>(&self, key: &RolloutKey, read: impl FnOnce(&mut Rollout) -> T) -> Option<Result<T, Ended>> {
-        let entry = self.entry(key)?;
-        let mut slot = entry.slot.lock();
-        match &mut *slot {
-            Slot::Live(live) => Some(Ok(read(&mut live.rollout))),
-            Slot::Ended(ended, _) => Some(Err(ended.clone())),
-            Slot::Removed => None,
-        }
-    }
-
-    /// Reads a rollout with what its place knows of it, or how it ended.
-    pub fn show<T>(&self, key: &RolloutKey, read: impl FnOnce(RolloutView<'_>) -> T) -> Option<Result<T, Ended>> {
-        let entry = self.entry(key)?;
-        let mut slot = entry.slot.lock();
-        let live = match &mut *slot {
-            Slot::Live(live) => live,
-            Slot::Ended(ended, _) => return Some(Err(ended.clone())),
-            Slot::Removed => return None,
-        };
-        let facts = live.rollout.facts();
-        let about = RolloutRef {
-            run: key.run.clone(),
-            group: facts.group.clone(),
-            rollout: key.rollout.clone(),
-            attempt: live.attempt,
-        };
-        let next_deadline = live.rollout.next_deadline_ms();
-        Some(Ok(read(RolloutView {
-            about,
-            opened_unix_ms: live.opened_unix_ms,
-            heard_unix_ms: live.heard_unix_ms,
-            finalised_unix_ms: live.finalised_unix_ms,
-            settings_version: live.settings_version,
-            refused_requests: live.refused_requests,
-            resident_bytes: facts.forest.stored_tokens() as u64 * 4 + facts.forest.totals().generated_tokens * 4,
-            next_deadline_in_ms: next_deadline.map(|deadline| deadline.saturating_sub(self.clock.now_ms())),
-            rollout: &mut live.rollout,
-        })))
-    }
-
-    /// Remembers that a request about a rollout was refused before it came to the rollout.
-    pub fn note_refusal(&self, about: &RolloutRef, call: Option<&CallId>, reason: Reason) {
-        let Some(entry) = self.entry(&about.key()) else { return };
-        if let Slot::Live(live) = &mut *entry.slot.lock()
-            && live.attempt == about.attempt
-        {
-            live.refused_requests += 1;
-            live.rollout.note_refusal(call, reason.as_str());
-        }
-    }
-
-    /// The attempt that a rollout is at, or ended at.
-    #[must_use]
-    pub fn attempt(&self, key: &RolloutKey) -> Option<u32> {
-        match &*self.entry(key)?.slot.lock() {
-            Slot::Live(live) => Some(live.attempt),
-            Slot::Ended(ended, _) => Some(ended.attempt),
-            Slot::Removed => None,
-        }
     }
 
     /// An event that a new rollout would refuse opens none.

@@ -24,7 +24,7 @@ pub struct RowCounts {
     pub waiting: u64,
     /// Out at consumers, or with a record about them on its way to the log.
     pub leased: u64,
-    /// Dropped, by reason (see [`DROP_REASONS`]).
+    /// Dropped, by reason (see [`DROP_REASONS`]); a reason may stand more than once.
     pub dropped: Vec<(&'static str, u64)>,
 }
 
@@ -37,6 +37,15 @@ impl RowCounts {
         let is_listed = |reason: &str| DROP_REASONS.contains(&reason);
         let counts = |reason: &str| reason == listed || (listed == OTHER && !is_listed(reason));
         self.dropped.iter().filter(|(reason, _)| counts(reason)).map(|(_, rows)| rows).sum()
+    }
+
+    /// Takes in another ledger.
+    pub fn add(&mut self, other: &Self) {
+        self.made += other.made;
+        self.acknowledged += other.acknowledged;
+        self.waiting += other.waiting;
+        self.leased += other.leased;
+        self.dropped.extend(other.dropped.iter().copied());
     }
 
     /// Whether every row made is in one state.
@@ -64,6 +73,8 @@ pub struct ConsumerGroupFigures {
     pub lag_tokens: u64,
     /// Age of the oldest of them.
     pub lag: Duration,
+    /// Calls that it does not train because they are longer than its rows may be.
+    pub too_long_calls: u64,
     /// Its ledger.
     pub rows: RowCounts,
 }
@@ -78,6 +89,7 @@ pub struct ConsumerGroupMetrics {
     lag_seconds: Candidate,
     redelivered_units: Counter,
     consumers: Share,
+    too_long_calls: Share,
     rows_made: Share,
     row_states: [Share; 3],
     rows_dropped: [Share; DROP_REASONS.len()],
@@ -101,6 +113,7 @@ impl ConsumerGroupMetrics {
             lag_seconds: registry.candidate(&names::CONSUMER_LAG_SECONDS, &of_group),
             redelivered_units: registry.counter(&names::REDELIVERED_UNITS, &of_group),
             consumers: share(&names::CONSUMERS),
+            too_long_calls: share(&names::TOO_LONG_CALLS),
             rows_made: share(&names::LEDGER_ROWS_MADE),
             row_states: RowCounts::default().states().map(|(state, _)| rows(state, NO_REASON)),
             rows_dropped: DROP_REASONS.map(|reason| rows("dropped", reason)),
@@ -116,6 +129,7 @@ impl ConsumerGroupMetrics {
         self.lag_units.set(figures.lag_units);
         self.lag_tokens.set(figures.lag_tokens);
         self.lag_seconds.set(figures.lag.as_secs_f64());
+        self.too_long_calls.set(figures.too_long_calls);
         self.rows_made.set(figures.rows.made);
         for (share, (_, rows)) in self.row_states.iter().zip(figures.rows.states()) {
             share.set(rows);

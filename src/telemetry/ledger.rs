@@ -24,14 +24,15 @@ pub struct CallCounts {
     pub empty: u64,
     /// Kept by no agent.
     pub not_kept: u64,
-    /// Longer than rows may be.
+    /// Longer than rows may be; none where nobody's limit counts.
     pub too_long: u64,
     /// Gone with their rollout, by reason; a reason may stand more than once.
     pub gone: Vec<(EndReason, u64)>,
 }
 
 impl CallCounts {
-    fn fates(&self) -> [(&'static str, u64); 7] {
+    /// All fates but `gone`. That a call is too long depends on who takes the rows, and has a gauge of its own.
+    fn fates(&self) -> [(&'static str, u64); 6] {
         [
             ("pending", self.pending),
             ("trained", self.trained),
@@ -39,22 +40,34 @@ impl CallCounts {
             ("no_row", self.in_no_row),
             ("empty", self.empty),
             ("not_kept", self.not_kept),
-            ("too_long", self.too_long),
         ]
+    }
+
+    /// Takes in another ledger.
+    pub fn add(&mut self, other: &Self) {
+        self.accepted += other.accepted;
+        self.pending += other.pending;
+        self.trained += other.trained;
+        self.context += other.context;
+        self.in_no_row += other.in_no_row;
+        self.empty += other.empty;
+        self.not_kept += other.not_kept;
+        self.too_long += other.too_long;
+        self.gone.extend(other.gone.iter().copied());
     }
 
     /// Whether every accepted call has one fate.
     #[must_use]
     pub fn adds_up(&self) -> bool {
         let fates: u64 = self.fates().iter().map(|(_, calls)| calls).sum();
-        fates + self.gone.iter().map(|(_, calls)| calls).sum::<u64>() == self.accepted
+        fates + self.too_long + self.gone.iter().map(|(_, calls)| calls).sum::<u64>() == self.accepted
     }
 }
 
 /// The gauges of the ledger of calls. What they say goes when this is dropped.
 pub struct CallLedgerMetrics {
     accepted: Share,
-    fates: [Share; 7],
+    fates: [Share; 6],
     gone: Vec<Share>,
 }
 

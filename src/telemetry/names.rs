@@ -103,7 +103,7 @@ metrics! {
     ROLLOUT_AGENTS: IN_COUNT "hedgerow_rollout_agents" in Count by ["run"]
         "Agents of a finalised rollout.";
     AGENTS_WITHOUT_LIST: COUNTER "hedgerow_agents_without_list_total" in Count by ["run"]
-        "Agents of finalised rollouts for which no list of kept calls came, so that all their calls were kept.";
+        "Agents of finalised rollouts that made calls and gave no list of kept calls, though some list was given: unless the run says otherwise, they keep nothing.";
 
     // Rows.
     ROWS_MADE: COUNTER "hedgerow_rows_made_total" in Count by ["run" "policy"]
@@ -139,7 +139,9 @@ metrics! {
     LEDGER_CALLS_ACCEPTED: GAUGE "hedgerow_ledger_accepted_calls" in Count by ["run" "policy"]
         "Distinct calls accepted, as the ledger knows them: the sum of hedgerow_ledger_calls over fate and reason.";
     LEDGER_CALLS: GAUGE "hedgerow_ledger_calls" in Count by ["run" "policy" "fate" "reason"]
-        "Calls by fate: pending, trained, context, no_row, empty, not_kept, too_long, or gone with their rollout.";
+        "Calls by fate, as without a limit on rows: pending, trained, context, no_row, empty, not_kept, or gone with their rollout.";
+    TOO_LONG_CALLS: GAUGE "hedgerow_too_long_calls" in Count by ["run" "consumer_group"]
+        "Calls that a consumer group was given and does not train, because they are longer than its max_row_tokens.";
     LEDGER_ROWS_MADE: GAUGE "hedgerow_ledger_made_rows" in Count by ["run" "consumer_group"]
         "Rows made, as the ledger knows them: the sum of hedgerow_ledger_rows over state and reason.";
     LEDGER_ROWS: GAUGE "hedgerow_ledger_rows" in Count by ["run" "consumer_group" "state" "reason"]

@@ -9,6 +9,8 @@ mod bad_input;
 mod crowds;
 mod drain;
 mod durability;
+mod inspect;
+mod inspect_ledger;
 mod life;
 mod life_clock;
 mod life_conflicts;

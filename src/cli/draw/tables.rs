@@ -1,9 +1,11 @@
 //! The tables below the forest: agents, rows, what is missing, the ledger.
 
 use crate::proto::v1::{
-    AgentSummary, GetRolloutResponse, MissingCall, MissingCallCause, MissingCallState, PolicyLedger,
+    AgentSummary, DriftCount, DriftKind, GetRolloutResponse, MissingCall, MissingCallCause, MissingCallState,
+    PolicyLedger,
 };
 
+use super::super::counted;
 use super::super::show_json::word;
 use super::{Drawing, Paint, cut, cut_middle, length, padded, right};
 
@@ -11,7 +13,7 @@ use super::{Drawing, Paint, cut, cut_middle, length, padded, right};
 const MISSING_SHOWN_MAX: usize = 20;
 
 /// A column of a table: its title, whether it is flush right, and the most of the width that it may take.
-struct Column(&'static str, bool, usize);
+pub(super) struct Column(pub(super) &'static str, pub(super) bool, pub(super) usize);
 
 /// The agents.
 pub(super) fn agents(rollout: &GetRolloutResponse, drawing: Drawing) -> String {
@@ -110,9 +112,8 @@ fn missing_call(missing: &MissingCall) -> String {
 }
 
 /// What became of the calls, by policy; only what is not nought.
-pub(super) fn ledger(rollout: &GetRolloutResponse, drawing: Drawing) -> String {
-    rollout
-        .ledgers
+pub(super) fn ledger(ledgers: &[PolicyLedger], drawing: Drawing) -> String {
+    ledgers
         .iter()
         .map(|ledger| {
             let title = format!("ledger {}", cut_middle(&ledger.policy, 16));
@@ -120,6 +121,24 @@ pub(super) fn ledger(rollout: &GetRolloutResponse, drawing: Drawing) -> String {
             format!("{}  {}\n", drawing.paint(Paint::Bold, &title), cut(&ledger_line(ledger), room))
         })
         .collect()
+}
+
+/// Drift by agent and kind, and what it costs.
+pub(super) fn drifts(drifts: &[DriftCount], drawing: Drawing) -> String {
+    let mut out = String::new();
+    for count in drifts {
+        let kind = match count.kind() {
+            DriftKind::Rewind => "went back",
+            DriftKind::Differs | DriftKind::Unspecified => "differ",
+        };
+        let agent = if count.agent_id.is_empty() { "other agents" } else { &count.agent_id };
+        let what =
+            format!("{} {kind}, {} row tokens repeated", counted(count.calls, "call"), count.repeated_row_tokens);
+        let title = format!("drift {}", cut_middle(agent, 16));
+        let room = drawing.width.saturating_sub(length(&title) + 2);
+        out.push_str(&format!("{}  {}\n", drawing.paint(Paint::Bold, &title), cut(&what, room)));
+    }
+    out
 }
 
 fn ledger_line(ledger: &PolicyLedger) -> String {
@@ -141,7 +160,7 @@ fn ledger_line(ledger: &PolicyLedger) -> String {
 }
 
 /// Lines of cells under titles; columns without any text are left out.
-fn table<const N: usize>(columns: &[Column; N], lines: &[[String; N]], drawing: Drawing) -> String {
+pub(super) fn table<const N: usize>(columns: &[Column; N], lines: &[[String; N]], drawing: Drawing) -> String {
     if lines.is_empty() {
         return String::new();
     }

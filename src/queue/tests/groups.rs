@@ -106,7 +106,10 @@ fn stats_add_up() {
     assert_eq!(stats.acknowledged, Tally { units: 1, tokens: 1 });
     assert_eq!(stats.dropped.get(&DropReason::Stale), Some(&Tally { units: 1, tokens: 2 }));
     assert_eq!((stats.deliveries, stats.redeliveries, stats.consumers), (4, 0, 1));
-    assert_eq!(stats.oldest_waiting_ms, Some(40));
+    assert_eq!((stats.oldest_waiting_ms, stats.oldest_unsettled_ms), (Some(40), Some(40)));
+    let dropped = std::collections::BTreeMap::from([(DropReason::Stale, 1)]);
+    let rows = RowStates { made: 5, waiting: 2, leased: 1, acknowledged: 1, dropped, ..RowStates::default() };
+    assert_eq!(stats.rows, rows);
     group.leave(A, 0);
     join(&mut group, B, 100);
     assert_eq!(dispatch(&mut group, 100), [went(B, "c", 2), went(B, "d", 2), went(B, "e", 1)]);

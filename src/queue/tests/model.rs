@@ -244,7 +244,7 @@ impl Run {
         let name = |(place, tokens): (usize, &u64)| id(&format!("{source}/{place}/{tokens}"));
         let new: Vec<UnitId> = tokens.iter().enumerate().map(name).collect();
         self.names.extend(new.iter().cloned());
-        let unit = |id: UnitId| NewUnit { tokens: tokens_of(&id), id, payload: "rows" };
+        let unit = |id: UnitId| NewUnit { tokens: tokens_of(&id), rows: tokens_of(&id) % 3, id, payload: "rows" };
         let record = Record::Push(source, new.into_iter().map(unit).collect());
         self.durable.push(record.clone());
         self.effects.extend(apply(&mut self.group, record));

@@ -13,7 +13,7 @@ use crate::ids::{CallId, Name, RolloutId, RolloutRef, RunId, row_id};
 use crate::limits;
 use crate::proto::v1;
 use crate::rollout::view::RolloutView;
-use crate::rollout::{Facts, Rollout};
+use crate::rollout::{Facts, Rollout, drift};
 
 use super::answer::{self, seal_status, text, totals};
 use super::fields::{duration, identifier, timestamp};
@@ -22,6 +22,8 @@ use super::rows::version_spans;
 use super::settings::max_row_tokens;
 
 mod agents;
+pub mod lists;
+pub mod pages;
 
 /// Which rows and ledgers of a rollout are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +58,7 @@ pub fn rollout(view: RolloutView<'_>, shown: &Shown) -> v1::GetRolloutResponse {
     let facts = rollout.facts();
     let forest = Forest { facts, kept, links, is_final };
     let plans = forest.plans(shown);
+    let drifts = drift::counts(facts, &forest.kept, &forest.links, plans.iter());
     v1::GetRolloutResponse {
         summary: Some(summary),
         calls: forest.calls(&plans),
@@ -63,22 +66,30 @@ pub fn rollout(view: RolloutView<'_>, shown: &Shown) -> v1::GetRolloutResponse {
         status: Some(status),
         rows: forest.rows(&about, &plans, limits::SHOWN_WALK_CALLS_MAX),
         ledgers: plans.iter().map(|plan| forest.ledger(plan)).collect(),
+        drifts: drifts.iter().map(|((agent, kind), count)| lists::drift_count(Some(agent), *kind, *count)).collect(),
     }
 }
 
 /// A rollout of which only a tombstone is left.
 #[must_use]
 pub fn ended_rollout(about: &RolloutRef, ended: v1::Ended) -> v1::GetRolloutResponse {
-    let summary = v1::RolloutSummary {
+    v1::GetRolloutResponse { summary: Some(ended_summary(about, ended)), ..v1::GetRolloutResponse::default() }
+}
+
+/// What is left of an ended rollout, in a few figures.
+#[must_use]
+pub fn ended_summary(about: &RolloutRef, ended: v1::Ended) -> v1::RolloutSummary {
+    v1::RolloutSummary {
         rollout: Some(rollout_ref_message(about)),
         state: v1::RolloutState::Ended.into(),
         ended: Some(ended),
         ..v1::RolloutSummary::default()
-    };
-    v1::GetRolloutResponse { summary: Some(summary), ..v1::GetRolloutResponse::default() }
+    }
 }
 
-fn summary(view: &RolloutView<'_>) -> v1::RolloutSummary {
+/// A rollout in a few figures.
+#[must_use]
+pub fn summary(view: &RolloutView<'_>) -> v1::RolloutSummary {
     let facts = view.rollout.facts();
     let components = |reward: &crate::rollout::event::Reward| {
         reward.components.iter().map(|(name, value)| (name.to_string(), *value)).collect()
@@ -105,6 +116,7 @@ fn summary(view: &RolloutView<'_>) -> v1::RolloutSummary {
         refused_requests: view.refused_requests,
         resident_bytes: view.resident_bytes,
         next_deadline: view.next_deadline_in_ms.map(duration),
+        drifted_calls: facts.answered_drifts,
     }
 }
 
@@ -214,15 +226,7 @@ impl Forest<'_> {
     }
 
     fn fates<'a>(&self, plan: &'a PolicyPlan) -> Fates<'a> {
-        let mut in_some_row = CallSet::new();
-        for row in &plan.rows {
-            let mut at = Some(row.leaf);
-            while let Some(call) = at.filter(|call| !in_some_row.contains(*call)) {
-                in_some_row.insert(call);
-                at = self.links.parent(call);
-            }
-        }
-        Fates { plan, in_some_row }
+        Fates { plan, in_some_row: plan.calls_in_rows(&self.links) }
     }
 
     /// What became of a call. Of several policies, the one counts in which most became of it: trained, then context.

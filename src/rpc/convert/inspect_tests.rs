@@ -57,6 +57,7 @@ fn sealed() -> Rollout {
 fn check_ledgers(rollout: &mut Rollout, max_row_tokens: Option<u32>) {
     let all = shown(rollout, &Shown { policy: None, max_row_tokens });
     assert!(!all.ledgers.is_empty());
+    check_drifts(&all);
     for ledger in &all.ledgers {
         let sum = ledger.pending
             + ledger.trained
@@ -76,6 +77,44 @@ fn check_ledgers(rollout: &mut Rollout, max_row_tokens: Option<u32>) {
         assert_eq!([count(NoRow), count(Empty)], [ledger.no_row, ledger.empty]);
         assert_eq!([count(NotKept), count(TooLong)], [ledger.not_kept, ledger.too_long]);
     }
+}
+
+/// Drift is counted as it stands on the calls.
+fn check_drifts(shown: &v1::GetRolloutResponse) {
+    let mut counted = std::collections::BTreeMap::new();
+    for call in shown.calls.iter().filter(|call| call.kept) {
+        if let Some(drift) = call.verdict.as_ref().and_then(|verdict| verdict.drift.as_ref()) {
+            *counted.entry((call.agent_id.clone(), drift.kind())).or_insert(0) += 1;
+        }
+    }
+    let said = shown.drifts.iter().map(|count| ((count.agent_id.clone(), count.kind()), count.calls));
+    assert_eq!(said.collect::<std::collections::BTreeMap<_, _>>(), counted);
+}
+
+#[test]
+fn drift_costs_the_context_that_stands_in_two_rows() {
+    let frozen = v1::Call { train: Some(false), ..call("f", "x", 5, &[1, 7], &[7]) };
+    let calls = [
+        call("a", "x", 1, &[1, 2], &[3]),
+        call("b", "x", 2, &[1, 2, 9], &[4]),
+        call("c", "x", 3, &[1, 2, 9, 4, 6], &[8]),
+        call("d", "x", 4, &[1, 2, 9], &[5]),
+        frozen,
+        call("s", "y", 6, &[1, 2, 3], &[4]),
+    ];
+    let mut events: Vec<Event> = calls.into_iter().map(Event::Call).collect();
+    events.push(examples::finish(v1::Seal::default()));
+    let shown = shown(&mut examples::rollout(settings(), events), &Shown::default());
+    check_drifts(&shown);
+    use v1::DriftKind::{Differs, Rewind};
+    let said: Vec<_> = shown
+        .drifts
+        .iter()
+        .map(|count| (count.agent_id.as_str(), count.kind(), count.calls, count.repeated_row_tokens))
+        .collect();
+    // `b` parts from `a` after 2 ids; `f` from `d` after 1, but is in no row; `d` goes back to 3 ids of `c`.
+    assert_eq!(said, [("x", Differs, 2, 2), ("x", Rewind, 1, 3)]);
+    assert_eq!(shown.summary.unwrap().drifted_calls, 3);
 }
 
 #[test]

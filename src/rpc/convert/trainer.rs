@@ -1,10 +1,11 @@
 //! What a subscription is told: how it was joined, acknowledgements, news, and what it waits for.
 
-use crate::ids::{ConsumerGroupId, RunId};
+use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
 use crate::proto::v1::{self, subscribe_response::Response};
-use crate::queue::{DropReason, UnitId, UnitKind, WaitReason};
-use crate::store::sequencer::{AckOutcome, Subscribed, Waiting};
+use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind, WaitReason, WaitingFor};
+use crate::store::sequencer::{AckOutcome, LeftOut, RolloutsNow, Subscribed, Waiting};
 
+use super::answer::text;
 use super::fields::{duration, timestamp};
 
 /// How a subscription was joined.
@@ -15,28 +16,33 @@ pub fn subscribed(
     consumer: &str,
     subscribed: &Subscribed,
 ) -> v1::Subscribed {
-    let definition = &subscribed.definition;
-    let unit = match definition.unit {
-        UnitKind::Row => v1::Unit::Row,
-        UnitKind::Rollout => v1::Unit::Rollout,
-    };
     v1::Subscribed {
         run_id: run.to_string(),
         consumer_group: consumer_group.to_string(),
         consumer: consumer.to_owned(),
-        settings: Some(v1::ConsumerGroupSettings {
-            policy: definition.policy.clone().unwrap_or_default(),
-            unit: unit.into(),
-            shape: v1::Shape::Leaf.into(),
-            max_row_tokens: definition.max_row_tokens.map_or(0, u64::from),
-            ..v1::ConsumerGroupSettings::default()
-        }),
+        settings: Some(group_settings(&subscribed.definition)),
         created: subscribed.created,
         held_unit_ids: subscribed.joined.held.iter().map(|unit| unit.as_str().to_owned()).collect(),
         lost_unit_ids: subscribed.joined.lost.iter().map(|(unit, _)| unit.as_str().to_owned()).collect(),
         seek_count: 0,
         lease: Some(duration(subscribed.lease_ms)),
         idle_expiry: None,
+    }
+}
+
+/// What a consumer group takes, with every default filled in.
+#[must_use]
+pub fn group_settings(definition: &GroupDefinition) -> v1::ConsumerGroupSettings {
+    let unit = match definition.unit {
+        UnitKind::Row => v1::Unit::Row,
+        UnitKind::Rollout => v1::Unit::Rollout,
+    };
+    v1::ConsumerGroupSettings {
+        policy: definition.policy.clone().unwrap_or_default(),
+        unit: unit.into(),
+        shape: v1::Shape::Leaf.into(),
+        max_row_tokens: definition.max_row_tokens.map_or(0, u64::from),
+        ..v1::ConsumerGroupSettings::default()
     }
 }
 
@@ -59,36 +65,48 @@ pub fn ack_result(results: &[(UnitId, AckOutcome)], ephemeral: bool) -> Response
 
 /// A unit was dropped.
 #[must_use]
-pub fn dropped(unit: &UnitId, reason: DropReason, unix_ms: u64) -> Response {
+pub fn dropped(unit: &UnitId, reason: DropReason, about: Option<&RolloutRef>, unix_ms: u64) -> Response {
     let kind = match reason {
         DropReason::Undeliverable => v1::UnitNoticeKind::Undeliverable,
         DropReason::Stale => v1::UnitNoticeKind::Stale,
         DropReason::Overflow => v1::UnitNoticeKind::Skipped,
         DropReason::Operator | DropReason::Forgotten => v1::UnitNoticeKind::Operator,
     };
-    notice(unit, kind, reason.as_str(), unix_ms)
+    Response::UnitNotice(v1::UnitNotice {
+        unit_id: unit.as_str().to_owned(),
+        ..notice(kind, reason.as_str(), about, unix_ms)
+    })
 }
 
 /// A lease of this consumer ran out.
 #[must_use]
-pub fn lease_ended(unit: &UnitId, unix_ms: u64) -> Response {
-    notice(
-        unit,
-        v1::UnitNoticeKind::LeaseEnded,
-        "nothing was heard of this consumer for the length of a lease",
-        unix_ms,
-    )
+pub fn lease_ended(unit: &UnitId, about: Option<&RolloutRef>, unix_ms: u64) -> Response {
+    let reason = "nothing was heard of this consumer for the length of a lease";
+    let notice = notice(v1::UnitNoticeKind::LeaseEnded, reason, about, unix_ms);
+    Response::UnitNotice(v1::UnitNotice { unit_id: unit.as_str().to_owned(), ..notice })
 }
 
-fn notice(unit: &UnitId, kind: v1::UnitNoticeKind, reason: &str, unix_ms: u64) -> Response {
-    Response::UnitNotice(v1::UnitNotice {
-        unit_id: unit.as_str().to_owned(),
+/// The consumer group is not given something of a rollout, or of several.
+#[must_use]
+pub fn left_out(what: LeftOut, about: Option<&RolloutRef>, unix_ms: u64) -> Response {
+    let (kind, reason, units) = match what {
+        LeftOut::NoRows(rollouts) => (v1::UnitNoticeKind::NoRows, "finalised without a row for this group", rollouts),
+        LeftOut::TooLong(calls) => (v1::UnitNoticeKind::TooLong, "calls are longer than max_row_tokens", calls),
+    };
+    Response::UnitNotice(v1::UnitNotice { units, ..notice(kind, reason, about, unix_ms) })
+}
+
+fn notice(kind: v1::UnitNoticeKind, reason: &str, about: Option<&RolloutRef>, unix_ms: u64) -> v1::UnitNotice {
+    v1::UnitNotice {
+        unit_id: String::new(),
         kind: kind.into(),
         reason: reason.to_owned(),
+        group_id: text(about.and_then(|about| about.group.as_ref())),
+        rollout_id: text(about.map(|about| &about.rollout)),
+        attempt: about.map_or(0, |about| about.attempt),
         units: 1,
         time: Some(timestamp(unix_ms)),
-        ..v1::UnitNotice::default()
-    })
+    }
 }
 
 /// An ephemeral subscription reads too slowly, and units were passed over.
@@ -106,30 +124,15 @@ pub fn skipped(units: u64, unix_ms: u64) -> Response {
 /// What a subscription waits for.
 #[must_use]
 pub fn heartbeat(waiting: &Waiting, unix_ms: u64) -> Response {
-    let queue = &waiting.queue;
-    let mut reasons = Vec::new();
-    match queue.reason {
-        WaitReason::NothingQueued => reasons.extend(rollouts_awaited(waiting)),
-        WaitReason::AllOut => {
-            if queue.leased_to_others.units > 0 {
-                reasons.push(v1::WaitingFor::AcksOfOthers);
-            }
-            reasons.extend(rollouts_awaited(waiting));
-        }
-        WaitReason::Delayed { .. } => reasons.push(v1::WaitingFor::NackDelay),
-        WaitReason::NoCredit | WaitReason::CreditShort { .. } | WaitReason::TooManyUnitsInFlight { .. } => {
-            reasons.push(v1::WaitingFor::Credit);
-        }
-        WaitReason::NotWaiting => {}
-    }
+    let (queue, rollouts) = (&waiting.queue, &waiting.rollouts);
     Response::Heartbeat(v1::SubscriptionHeartbeat {
-        waiting_for: reasons.into_iter().map(i32::from).collect(),
+        waiting_for: waiting_for(queue, rollouts).into_iter().map(i32::from).collect(),
         // The counts are read one after another while rollouts move.
-        open_rollouts: waiting.open_rollouts.saturating_sub(waiting.sealed_rollouts),
-        sealed_rollouts: waiting.sealed_rollouts.saturating_sub(waiting.incomplete_rollouts),
-        rewarded_rollouts: waiting.rewarded_rollouts.saturating_sub(waiting.incomplete_rollouts),
-        incomplete_rollouts: waiting.incomplete_rollouts,
-        open_groups: waiting.open_groups,
+        open_rollouts: rollouts.open.saturating_sub(rollouts.sealed),
+        sealed_rollouts: rollouts.sealed.saturating_sub(rollouts.incomplete),
+        rewarded_rollouts: rollouts.rewarded.saturating_sub(rollouts.incomplete),
+        incomplete_rollouts: rollouts.incomplete,
+        open_groups: rollouts.open_groups,
         queued_units: queue.waiting.units,
         queued_tokens: queue.waiting.tokens,
         leased_units: queue.in_flight.units + queue.leased_to_others.units,
@@ -139,19 +142,41 @@ pub fn heartbeat(waiting: &Waiting, unix_ms: u64) -> Response {
     })
 }
 
+/// Everything that keeps a consumer's next unit from going out.
+#[must_use]
+pub fn waiting_for(queue: &WaitingFor, rollouts: &RolloutsNow) -> Vec<v1::WaitingFor> {
+    let mut reasons = Vec::new();
+    match queue.reason {
+        WaitReason::NothingQueued => reasons.extend(rollouts_awaited(rollouts)),
+        WaitReason::AllOut => {
+            if queue.leased_to_others.units > 0 {
+                reasons.push(v1::WaitingFor::AcksOfOthers);
+            }
+            reasons.extend(rollouts_awaited(rollouts));
+        }
+        WaitReason::Delayed { .. } => reasons.push(v1::WaitingFor::NackDelay),
+        WaitReason::NoCredit | WaitReason::CreditShort { .. } | WaitReason::TooManyUnitsInFlight { .. } => {
+            reasons.push(v1::WaitingFor::Credit);
+        }
+        WaitReason::NotWaiting => {}
+    }
+    reasons
+}
+
 /// What the rollouts of the run wait for, when nothing of them is queued.
-fn rollouts_awaited(waiting: &Waiting) -> Vec<v1::WaitingFor> {
-    if waiting.open_rollouts == 0 {
+#[must_use]
+pub fn rollouts_awaited(rollouts: &RolloutsNow) -> Vec<v1::WaitingFor> {
+    if rollouts.open == 0 {
         return vec![v1::WaitingFor::NoOpenRollouts];
     }
     let mut reasons = Vec::new();
-    if waiting.incomplete_rollouts > 0 {
+    if rollouts.incomplete > 0 {
         reasons.push(v1::WaitingFor::MissingCalls);
     }
-    if waiting.sealed_rollouts > waiting.incomplete_rollouts {
+    if rollouts.sealed > rollouts.incomplete {
         reasons.push(v1::WaitingFor::Rewards);
     }
-    if waiting.open_rollouts > waiting.sealed_rollouts {
+    if rollouts.open > rollouts.sealed {
         reasons.push(v1::WaitingFor::OpenRollouts);
     }
     reasons

@@ -123,8 +123,9 @@ impl Sequencer {
             last_position: position,
             reporters: HashMap::new(),
         };
+        run.rollouts.insert(key.rollout.clone());
         if let Some(group) = &reference.group {
-            run.groups.entry(group.clone()).or_default().opened(&key.rollout, reference.attempt);
+            run.groups.change_or_new(group, unix_ms, |group| group.opened(&key.rollout, reference.attempt));
         }
         let shared = Arc::clone(&run.shared);
         let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
@@ -136,7 +137,7 @@ impl Sequencer {
         if let Slot::Live(old) = &*slot {
             shared.metrics.rollout_ended(RolloutEnd::Superseded);
             let gone = old.rollout.facts().forest.call_count() as u64;
-            self.calls_gone(&key.run, EndReason::Superseded, gone);
+            self.rollout_gone(&key.run, EndReason::Superseded, gone);
         }
         shared.counts.moved(before, OpenFacts::of(&live.rollout));
         self.store.set_timer(key, &entry, &live);
@@ -158,11 +159,12 @@ impl Sequencer {
             }
             (None, None) => return Ok(false),
         };
+        let unix_ms = self.store.clock.unix_ms();
         let run = self.run_or_new(&key.run)?;
         judge_group(run, &group, reference, admission.group_size)?;
         let joined = live.rollout.facts().group.is_none() && live.rollout.finalised().is_none();
         if joined {
-            run.groups.entry(group.clone()).or_default().opened(&key.rollout, live.attempt);
+            run.groups.change_or_new(&group, unix_ms, |group| group.opened(&key.rollout, live.attempt));
             let record = RolloutRecord::Group(group.clone());
             let logged = Record::Rollout {
                 run: key.run.clone(),
@@ -192,14 +194,15 @@ impl Sequencer {
     /// A group has a size. Live and in replay.
     pub(in crate::store) fn apply_group_size(&mut self, run: &RunId, group: &GroupId, size: u32) {
         if let Some(run) = self.runs.get_mut(run) {
-            run.groups.entry(group.clone()).or_default().said_size(size);
+            run.groups.change_or_new(group, self.store.clock.unix_ms(), |group| group.said_size(size));
         }
     }
 
     /// In replay: an attempt at a rollout joins a group.
     pub(in crate::store) fn replay_joined(&mut self, key: &RolloutKey, attempt: u32, group: &GroupId) {
         if let Some(run) = self.runs.get_mut(&key.run) {
-            run.groups.entry(group.clone()).or_default().opened(&key.rollout, attempt);
+            let unix_ms = self.store.clock.unix_ms();
+            run.groups.change_or_new(group, unix_ms, |group| group.opened(&key.rollout, attempt));
         }
     }
 }

@@ -1,19 +1,18 @@
 //! Consumers: they join a consumer group, get units as far as their credit goes, and acknowledge them.
 
-use std::sync::atomic::Ordering;
-
 use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
-use crate::ids::{ConsumerGroupId, RunId};
+use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
 use crate::log::Record;
 use crate::queue::{
     AckResult, ConsumerFacts, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, GroupRefused,
-    GroupVerdict, JoinRefused, Joined, ReleaseResult, UnitId, UnitKind, WaitingFor,
+    GroupVerdict, JoinRefused, Joined, ReleaseResult, UnitId, UnitKind,
 };
 use crate::rollout::run_settings::{ConsumerGroupSettings, StartPosition, Unit};
 
 use super::super::effect::Sequenced;
+use super::news::{LeftOut, Owed};
 use super::runs::run_not_found;
 use super::{Sequencer, SubscribeReply, UnitRows};
 
@@ -78,11 +77,22 @@ pub enum ToConsumer {
         unit: UnitId,
         /// Why.
         reason: DropReason,
+        /// The rollout that it is of.
+        about: Option<RolloutRef>,
     },
     /// Its lease of a unit ran out; the unit goes to another.
     LeaseEnded {
         /// The unit.
         unit: UnitId,
+        /// The rollout that it is of.
+        about: Option<RolloutRef>,
+    },
+    /// Its group is not given something.
+    LeftOut {
+        /// What, and how much.
+        what: LeftOut,
+        /// The rollout, if it is one.
+        about: Option<RolloutRef>,
     },
     /// It reads too slowly, and so many units were passed over.
     Skipped {
@@ -110,28 +120,13 @@ pub enum AckOutcome {
     NotHeld,
 }
 
-/// Why nothing goes out to a consumer.
-#[derive(Clone, Debug)]
-pub struct Waiting {
-    /// What the queue says.
-    pub queue: WaitingFor,
-    /// Open rollouts of the run.
-    pub open_rollouts: u64,
-    /// Those that are sealed.
-    pub sealed_rollouts: u64,
-    /// Those that are rewarded.
-    pub rewarded_rollouts: u64,
-    /// Those that are both, and miss calls.
-    pub incomplete_rollouts: u64,
-    /// Groups of which something may still come.
-    pub open_groups: u64,
-}
-
 /// A consumer, as the sequencing task has it.
 pub(super) struct Consumer {
     pub(super) run: RunId,
     pub(super) consumer_group: ConsumerGroupId,
     pub(super) ephemeral: bool,
+    /// What was left out and it was not told yet.
+    pub(super) owed: Owed,
     pub(super) sender: mpsc::Sender<ToConsumer>,
 }
 
@@ -260,6 +255,7 @@ impl Sequencer {
             run: subscription.run.clone(),
             consumer_group: subscription.consumer_group,
             ephemeral: definition.ephemeral,
+            owed: Owed::default(),
             sender: subscription.sender,
         };
         self.consumers.insert(id, consumer);
@@ -369,21 +365,6 @@ impl Sequencer {
         }
     }
 
-    pub(super) fn waiting(&self, id: ConsumerId) -> Option<Waiting> {
-        let consumer = self.consumers.get(&id)?;
-        let run = self.runs.get(&consumer.run)?;
-        let queue = run.queue.group(consumer.consumer_group.as_str())?.waiting_for(id)?;
-        let counts = &run.shared.counts;
-        Some(Waiting {
-            queue,
-            open_rollouts: counts.open.load(Ordering::Relaxed),
-            sealed_rollouts: counts.sealed.load(Ordering::Relaxed),
-            rewarded_rollouts: counts.rewarded.load(Ordering::Relaxed),
-            incomplete_rollouts: counts.incomplete.load(Ordering::Relaxed),
-            open_groups: run.groups.values().filter(|group| !group.is_over()).count() as u64,
-        })
-    }
-
     pub(super) fn release_unit(
         &mut self,
         run: &RunId,
@@ -430,7 +411,8 @@ impl Sequencer {
             }
         }
         for (consumer, unit) in ended {
-            self.tell(consumer, ToConsumer::LeaseEnded { unit });
+            let about = self.rollout_of(&unit);
+            self.tell(consumer, ToConsumer::LeaseEnded { unit, about });
         }
         for (run, name, decision) in decisions {
             if let Ok(consumer_group) = ConsumerGroupId::parse(&name) {

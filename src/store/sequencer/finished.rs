@@ -14,7 +14,7 @@ use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::{Ended, Outcome};
 use super::super::{RolloutKey, Slot, figures};
-use super::{Sequencer, ToConsumer, Tombstone};
+use super::{LeftOut, Sequencer, ToConsumer, Tombstone};
 use crate::log::Position;
 
 /// A finalised rollout that is not retired.
@@ -56,27 +56,37 @@ impl Retained {
         self.plans.iter().map(|plan| plan.rows.len() as u64).sum()
     }
 
-    /// The units that a consumer group gets of it.
-    fn units(&self, key: &RolloutKey, definition: &GroupDefinition) -> Vec<NewUnit<UnitRows>> {
+    /// The plans that a consumer group takes of it, by policy.
+    fn plans_for(&self, definition: &GroupDefinition) -> Vec<Arc<PolicyPlan>> {
         let takes = |policy: &Name| definition.policy.as_ref().is_none_or(|taken| taken == policy.as_str());
-        let plans = if definition.policy.is_none() && definition.max_row_tokens.is_none() {
+        if definition.policy.is_none() && definition.max_row_tokens.is_none() {
             self.plans.clone()
         } else {
             let policies = self.plans.iter().map(|plan| &plan.policy).filter(|policy| takes(policy));
             policies.map(|policy| Arc::new(self.rollout.plan(policy, definition.max_row_tokens))).collect()
-        };
-        let about = RolloutRef {
-            run: key.run.clone(),
-            group: self.rollout.facts().group.clone(),
-            rollout: key.rollout.clone(),
-            attempt: self.attempt,
-        };
+        }
+    }
+
+    /// Which rollout and attempt it is.
+    fn about(&self, key: &RolloutKey) -> RolloutRef {
+        let group = self.rollout.facts().group.clone();
+        RolloutRef { run: key.run.clone(), group, rollout: key.rollout.clone(), attempt: self.attempt }
+    }
+
+    /// The units of these plans of it that a consumer group gets.
+    fn units(
+        &self,
+        key: &RolloutKey,
+        definition: &GroupDefinition,
+        plans: &[Arc<PolicyPlan>],
+    ) -> Vec<NewUnit<UnitRows>> {
+        let about = self.about(key);
         let unit = |only| UnitRows {
             about: about.clone(),
             rollout: Arc::clone(&self.rollout),
             finalised_unix_ms: self.unix_ms,
             finalised_at_ms: self.at_ms,
-            plans: plans.clone(),
+            plans: plans.to_vec(),
             only,
         };
         match definition.unit {
@@ -88,21 +98,31 @@ impl Retained {
                 let new = rows.map(|(at, plan, (place, row))| {
                     let leaf = self.rollout.facts().forest.call(row.leaf).id();
                     let id = row_id(&key.run, &key.rollout, self.attempt, &plan.policy, leaf);
-                    NewUnit { id: UnitId::new(id), tokens: u64::from(row.tokens), payload: unit(Some((at, place))) }
+                    let (tokens, payload) = (u64::from(row.tokens), unit(Some((at, place))));
+                    NewUnit { id: UnitId::new(id), tokens, rows: 1, payload }
                 });
                 new.collect()
             }
             UnitKind::Rollout => {
                 let tokens: u64 = plans.iter().flat_map(|plan| &plan.rows).map(|row| u64::from(row.tokens)).sum();
-                if plans.iter().all(|plan| plan.rows.is_empty()) {
+                let rows = plans.iter().map(|plan| plan.rows.len() as u64).sum();
+                if rows == 0 {
                     return Vec::new();
                 }
                 let policy = definition.policy.as_deref().and_then(|policy| Name::parse(policy).ok());
                 let id = rollout_unit_id(&key.run, &key.rollout, self.attempt, policy.as_ref());
-                vec![NewUnit { id: UnitId::new(id), tokens, payload: unit(None) }]
+                vec![NewUnit { id: UnitId::new(id), tokens, rows, payload: unit(None) }]
             }
         }
     }
+}
+
+/// What a consumer group does not get of a rollout with these plans, as far as its consumers would miss it.
+fn left_out(plans: &[Arc<PolicyPlan>]) -> impl Iterator<Item = LeftOut> {
+    let too_long: u64 = plans.iter().map(|plan| plan.ledger.too_long).sum();
+    let no_rows = plans.iter().all(|plan| plan.rows.is_empty());
+    let too_long = (too_long > 0).then_some(LeftOut::TooLong(too_long));
+    too_long.into_iter().chain(no_rows.then_some(LeftOut::NoRows(1)))
 }
 
 impl Sequencer {
@@ -112,26 +132,35 @@ impl Sequencer {
             return;
         }
         let Some(run) = self.runs.get_mut(&key.run) else { return };
-        if let Some(group) = retained.rollout.facts().group.as_ref().and_then(|group| run.groups.get_mut(group)) {
-            group.closed(&key.rollout, retained.attempt, Member::Finalised);
+        if let Some(group) = &retained.rollout.facts().group {
+            run.groups.change(group, |group| group.closed(&key.rollout, retained.attempt, Member::Finalised));
         }
         figures::finalised(&run.shared.metrics, &retained.rollout, retained.plans.iter().map(Arc::as_ref));
-        run.ledger.finalised(&retained.rollout, retained.plans.iter().map(Arc::as_ref));
+        run.ledger.finalised(&retained.rollout, &retained.plans);
         retained.key = Some(key.clone());
         let number = run.finalised_count;
         run.finalised_count += 1;
         let now_ms = self.store.clock.now_ms();
         let mut effects = Vec::new();
+        let mut news = Vec::new();
         for (name, group) in run.queue.groups_mut() {
-            let units = retained.units(&key, group.definition());
+            let plans = retained.plans_for(group.definition());
+            let units = retained.units(&key, group.definition(), &plans);
             let name = name.to_owned();
+            if !group.definition().ephemeral {
+                run.ledger.given(&name, &retained.rollout, &plans);
+            }
+            news.extend(left_out(&plans).map(|what| (name.clone(), what)));
             effects.extend(group.push(number, units, now_ms).into_iter().map(|effect| (name.clone(), effect)));
         }
-        let has_rows = retained.row_count() > 0;
+        let (has_rows, about) = (retained.row_count() > 0, retained.about(&key));
         run.retained.insert(number, retained);
         self.stirred.insert(key.run.clone());
         for (consumer_group, effect) in effects {
             self.queue_effect(&key.run, &consumer_group, effect);
+        }
+        for (consumer_group, what) in news {
+            self.tell_left_out(&key.run, &consumer_group, &about, what);
         }
         if !has_rows {
             self.retire_if_settled(&key.run, number, true);
@@ -157,7 +186,7 @@ impl Sequencer {
         calls: u64,
     ) {
         let reason = EndReason::from_text(&discarded.reason);
-        self.calls_gone(&key.run, reason, calls);
+        self.rollout_gone(&key.run, reason, calls);
         let now = match discarded.disposition {
             Disposition::Final | Disposition::Unsaid => Member::Out,
             Disposition::WillRetry => Member::WillRetry,
@@ -166,11 +195,11 @@ impl Sequencer {
         if let Some(run) = &run {
             run.shared.metrics.rollout_ended(RolloutEnd::Discarded(reason));
         }
-        let of_group = run.and_then(|run| run.groups.get_mut(group?));
-        let is_over = of_group.is_some_and(|group| {
+        let close = |group: &mut Group| {
             group.closed(&key.rollout, attempt, now);
             group.is_over()
-        });
+        };
+        let is_over = run.and_then(|run| run.groups.change(group?, close)).unwrap_or(false);
         self.bury(Tombstone::Rollout(key.clone(), attempt), &key.run);
         if let Some(group) = group.filter(|_| is_over) {
             self.bury(Tombstone::Group(key.run.clone(), group.clone()), &key.run);
@@ -196,7 +225,11 @@ impl Sequencer {
         if from_earliest {
             for (number, retained) in &run.retained {
                 if let Some(key) = &retained.key {
-                    effects.extend(group.push(*number, retained.units(key, &definition), now_ms));
+                    let plans = retained.plans_for(&definition);
+                    effects.extend(group.push(*number, retained.units(key, &definition, &plans), now_ms));
+                    if !definition.ephemeral {
+                        run.ledger.given(name.as_str(), &retained.rollout, &plans);
+                    }
                 }
             }
         }
@@ -258,6 +291,7 @@ impl Sequencer {
         let group = rollout.facts().group.clone();
         let is_over = group.as_ref().is_some_and(|group| run.groups.get(group).is_some_and(Group::is_over));
         run.shared.metrics.rollout_ended(RolloutEnd::Retired);
+        run.ledger.retired_rollouts += 1;
         if let Some(entry) = self.store.entry(&key) {
             let mut slot = entry.slot.lock();
             let position = match &*slot {
@@ -309,6 +343,7 @@ impl Sequencer {
                 drop(slot);
                 if ended {
                     self.store.rollouts.remove(&key);
+                    self.runs.get_mut(&key.run).map(|run| run.rollouts.remove(&key.rollout));
                 }
             }
             Tombstone::Group(run, id) => {

@@ -11,6 +11,9 @@ mod consumers;
 mod dispatch;
 mod figures;
 mod finished;
+mod groups;
+mod look;
+mod news;
 mod runs;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -20,16 +23,20 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Refusal;
 use crate::group::Group;
-use crate::ids::{ConsumerGroupId, GroupId, RolloutRef, RunId};
+use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
 use crate::log::{Position, Record};
 use crate::queue::{ConsumerId, Place, Queue, UnitId};
 use crate::rollout::run_settings::RunSettings;
 
+use groups::RunGroups;
+
 use super::effect::Sequenced;
 use super::{RolloutKey, Run, Store};
 
-pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery, Waiting};
+pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery};
 pub use finished::{Retained, UnitRows};
+pub use look::{ConsumerFigures, ConsumerGroupLook, GroupLook, GroupPage, Look, RolloutsNow, RowsOf, RunLook, Waiting};
+pub use news::LeftOut;
 pub use runs::{DeletedRun, RunFacts};
 
 /// Asks whether a rollout, its group, or its group's size may be.
@@ -85,6 +92,8 @@ pub enum Command {
     },
     /// Wait until all records so far are applied.
     Barrier(oneshot::Sender<()>),
+    /// Show something; changes nothing.
+    Look(Look),
 }
 
 /// A run, as the sequencing task has it.
@@ -94,7 +103,10 @@ pub(super) struct RunState {
     pub(super) since: Position,
     /// By version, from 1.
     pub(super) settings: Vec<Arc<RunSettings>>,
-    pub(super) groups: BTreeMap<GroupId, Group>,
+    /// All of its rollouts that stand in the store's map, tombstones too, in the order in which pages list them. Only this task
+    /// opens and forgets rollouts, and changes both.
+    pub(super) rollouts: BTreeSet<RolloutId>,
+    pub(super) groups: RunGroups,
     pub(super) queue: Queue<u64, UnitRows>,
     /// Finalised rollouts that are not retired, in the order in which they were finalised.
     pub(super) retained: BTreeMap<u64, Retained>,
@@ -125,6 +137,8 @@ pub struct Sequencer {
     /// Runs in which something may go out.
     stirred: BTreeSet<RunId>,
     figures_at_ms: u64,
+    /// The last position when gauges were last set.
+    last_at_figures: Position,
 }
 
 /// Units given out to one consumer group before others have their turn.
@@ -145,6 +159,7 @@ impl Sequencer {
             tombstone_count: 0,
             stirred: BTreeSet::new(),
             figures_at_ms: 0,
+            last_at_figures: Position::default(),
         }
     }
 
@@ -222,7 +237,9 @@ impl Sequencer {
                 self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
                     group.apply_drop(unit, reason)
                 });
-                self.tell_members(&run, &consumer_group, |_| ToConsumer::Dropped { unit: unit.clone(), reason });
+                let about = self.rollout_of(&unit);
+                let news = |_| ToConsumer::Dropped { unit: unit.clone(), reason, about: about.clone() };
+                self.tell_members(&run, &consumer_group, news);
             }
             Sequenced::UnitReleased { run, consumer_group, unit } => {
                 self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
@@ -254,6 +271,7 @@ impl Sequencer {
             Command::ReleaseUnit { run, consumer_group, unit, drop: for_good, reply } => {
                 drop(reply.send(self.release_unit(&run, &consumer_group, &unit, for_good)));
             }
+            Command::Look(look) => self.look(look),
             Command::Barrier(reply) => self.store.journal.after_last(Sequenced::Reached(reply)),
         }
     }

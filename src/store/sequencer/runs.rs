@@ -15,6 +15,7 @@ use crate::rollout::run_settings::RunSettings;
 use super::super::effect::Sequenced;
 use super::super::{Entry, RolloutKey, Run, RunCounts, Slot};
 use super::figures::RunLedger;
+use super::groups::RunGroups;
 use super::{Retained, RunState, Sequencer, Subscription, ToConsumer, Tombstone};
 
 /// A run, for who asks.
@@ -129,7 +130,8 @@ impl Sequencer {
                 shared: Arc::new(shared),
                 since: position,
                 settings: Vec::new(),
-                groups: BTreeMap::new(),
+                rollouts: BTreeSet::new(),
+                groups: RunGroups::default(),
                 queue: Queue::new(bounds),
                 retained: BTreeMap::new(),
                 finalised_count: 0,

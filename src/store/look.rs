@@ -1,0 +1,88 @@
+//! Looking at rollouts: nothing here changes what is logged.
+
+use std::sync::atomic::Ordering;
+
+use crate::error::Reason;
+use crate::ids::{CallId, RolloutRef};
+use crate::rollout::Rollout;
+use crate::rollout::view::RolloutView;
+
+use super::effect::Ended;
+use super::{RolloutKey, Slot, Store};
+
+impl Store {
+    /// Reads a rollout, or how it ended.
+    pub fn look<T>(&self, key: &RolloutKey, read: impl FnOnce(&mut Rollout) -> T) -> Option<Result<T, Ended>> {
+        let entry = self.entry(key)?;
+        let mut slot = entry.slot.lock();
+        match &mut *slot {
+            Slot::Live(live) => Some(Ok(read(&mut live.rollout))),
+            Slot::Ended(ended, _) => Some(Err(ended.clone())),
+            Slot::Removed => None,
+        }
+    }
+
+    /// Reads a rollout with what its place knows of it, or how it ended.
+    pub fn show<T>(&self, key: &RolloutKey, read: impl FnOnce(RolloutView<'_>) -> T) -> Option<Result<T, Ended>> {
+        let entry = self.entry(key)?;
+        let mut slot = entry.slot.lock();
+        let live = match &mut *slot {
+            Slot::Live(live) => live,
+            Slot::Ended(ended, _) => return Some(Err(ended.clone())),
+            Slot::Removed => return None,
+        };
+        let facts = live.rollout.facts();
+        let about = RolloutRef {
+            run: key.run.clone(),
+            group: facts.group.clone(),
+            rollout: key.rollout.clone(),
+            attempt: live.attempt,
+        };
+        let next_deadline = live.rollout.next_deadline_ms();
+        Some(Ok(read(RolloutView {
+            about,
+            opened_unix_ms: live.opened_unix_ms,
+            heard_unix_ms: live.heard_unix_ms,
+            finalised_unix_ms: live.finalised_unix_ms,
+            settings_version: live.settings_version,
+            refused_requests: live.refused_requests,
+            resident_bytes: facts.forest.stored_tokens() as u64 * 4 + facts.forest.totals().generated_tokens * 4,
+            next_deadline_in_ms: next_deadline.map(|deadline| deadline.saturating_sub(self.clock.now_ms())),
+            rollout: &mut live.rollout,
+        })))
+    }
+
+    /// Remembers that a request about a rollout was refused before it came to the store.
+    pub fn note_refusal(&self, about: &RolloutRef, call: Option<&CallId>, reason: Reason) {
+        self.count_refusal(about);
+        self.mark_refused(about, call, reason);
+    }
+
+    /// Counts a refused request in its run.
+    pub(super) fn count_refusal(&self, about: &RolloutRef) {
+        if let Some(run) = self.run(&about.run) {
+            run.counts.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Remembers on a rollout that a request about it was refused.
+    pub(super) fn mark_refused(&self, about: &RolloutRef, call: Option<&CallId>, reason: Reason) {
+        let Some(entry) = self.entry(&about.key()) else { return };
+        if let Slot::Live(live) = &mut *entry.slot.lock()
+            && live.attempt == about.attempt
+        {
+            live.refused_requests += 1;
+            live.rollout.note_refusal(call, reason.as_str());
+        }
+    }
+
+    /// The attempt that a rollout is at, or ended at.
+    #[must_use]
+    pub fn attempt(&self, key: &RolloutKey) -> Option<u32> {
+        match &*self.entry(key)?.slot.lock() {
+            Slot::Live(live) => Some(live.attempt),
+            Slot::Ended(ended, _) => Some(ended.attempt),
+            Slot::Removed => None,
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The groups of one run, and how many of them something may still come of.
+//!
+//! When a group was opened is for people only: it is not part of the [`Group`], which a replay must give again.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use crate::group::Group;
+use crate::ids::GroupId;
+
+/// The groups of a run, by id.
+#[derive(Default)]
+pub(in crate::store) struct RunGroups {
+    by_id: BTreeMap<GroupId, KeptGroup>,
+    open_count: u64,
+}
+
+/// A group, and when its first rollout was opened, milliseconds since the Unix epoch.
+pub(super) struct KeptGroup {
+    pub(super) group: Group,
+    pub(super) opened_unix_ms: u64,
+}
+
+impl RunGroups {
+    pub(super) fn get(&self, id: &GroupId) -> Option<&Group> {
+        self.by_id.get(id).map(|kept| &kept.group)
+    }
+
+    pub(super) fn kept(&self, id: &GroupId) -> Option<&KeptGroup> {
+        self.by_id.get(id)
+    }
+
+    /// Groups of which something may still come.
+    pub(super) fn open_count(&self) -> u64 {
+        self.open_count
+    }
+
+    /// All groups, by id.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&GroupId, &Group)> {
+        self.by_id.iter().map(|(id, kept)| (id, &kept.group))
+    }
+
+    /// The groups after this one, by id.
+    pub(super) fn after(&self, after: Option<&GroupId>) -> impl Iterator<Item = (&GroupId, &KeptGroup)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.by_id.range::<GroupId, _>((start, Bound::Unbounded))
+    }
+
+    /// Changes a group, which is made now if it is not there.
+    pub(super) fn change_or_new<T>(&mut self, id: &GroupId, unix_ms: u64, change: impl FnOnce(&mut Group) -> T) -> T {
+        let kept = self.by_id.entry(id.clone()).or_insert_with(|| {
+            self.open_count += u64::from(!Group::default().is_over());
+            KeptGroup { group: Group::default(), opened_unix_ms: unix_ms }
+        });
+        counting(&mut self.open_count, &mut kept.group, change)
+    }
+
+    /// Changes a group, if it is there.
+    pub(super) fn change<T>(&mut self, id: &GroupId, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
+        let kept = self.by_id.get_mut(id)?;
+        Some(counting(&mut self.open_count, &mut kept.group, change))
+    }
+
+    pub(super) fn remove(&mut self, id: &GroupId) {
+        if let Some(removed) = self.by_id.remove(id) {
+            self.open_count -= u64::from(!removed.group.is_over());
+        }
+    }
+}
+
+/// The one way to change a group: it keeps the count with it.
+fn counting<T>(open_count: &mut u64, group: &mut Group, change: impl FnOnce(&mut Group) -> T) -> T {
+    *open_count -= u64::from(!group.is_over());
+    let changed = change(group);
+    *open_count += u64::from(!group.is_over());
+    changed
+}
