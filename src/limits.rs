@@ -43,6 +43,12 @@ pub const RUNS_MAX: usize = 1024;
 pub const RUN_CONSUMER_GROUPS_MAX: usize = 64;
 /// Most live rollouts (open, or finalised and not retired) of the service.
 pub const ROLLOUTS_MAX: usize = 4_000_000;
+/// Watchers of a run.
+pub const RUN_WATCHERS_MAX: usize = 64;
+/// Changed rollouts that a watcher remembers one by one; beyond, it goes through all.
+pub const WATCH_DIRTY_ROLLOUTS_MAX: usize = 4096;
+/// Changed groups that a watcher remembers one by one; beyond, it goes through all.
+pub const WATCH_DIRTY_GROUPS_MAX: usize = 1024;
 /// Policies that the ledger of a run, or of a consumer group, has; those after them have none.
 pub const RUN_LEDGER_POLICIES_MAX: usize = 1024;
 /// Agents by whose name the drift of a run is counted; those after them count together.
@@ -110,5 +116,9 @@ const _: () = assert!(
 // A call at its limit (ids and log-probabilities) fits into a message, and a message into what may be in flight.
 const _: () = assert!(CALL_TOKENS_MAX * 8 <= REQUEST_MESSAGE_BYTES_MAX);
 const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= IN_FLIGHT_BYTES_MAX);
+// A page that asks for nothing is one that may be asked for, and with its last entry it stays below gRPC's usual 4 MiB: a
+// rollout's tags are the largest part of an entry.
+const _: () = assert!(PAGE_ENTRIES_DEFAULT <= PAGE_ENTRIES_MAX);
+const _: () = assert!(PAGE_BYTES_MAX + TAGS_MAX * (IDENTIFIER_BYTES_MAX + TEXT_BYTES_MAX) < 2 << 20);
 // Lengths of sequences are kept as u32.
 const _: () = assert!(CALL_TOKENS_MAX < u32::MAX as usize);

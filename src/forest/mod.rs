@@ -160,6 +160,12 @@ impl Forest {
         self.calls.iter().enumerate().map(|(index, call)| (CallIndex(u32::try_from(index).unwrap_or(u32::MAX)), call))
     }
 
+    /// The places of calls in the order of arrival, as far as there are calls.
+    pub fn call_indices(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = CallIndex> + use<> {
+        let end = range.end.min(self.calls.len());
+        (range.start..end).map(|index| CallIndex(u32::try_from(index).unwrap_or(u32::MAX)))
+    }
+
     /// The call with this id.
     #[must_use]
     pub fn find(&self, id: &CallId) -> Option<CallIndex> {

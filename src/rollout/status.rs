@@ -107,10 +107,9 @@ impl Rollout {
         }
     }
 
-    /// The shape of its trees as of now.
+    /// The shape of its trees with these links.
     #[must_use]
-    pub fn shape(&mut self) -> Shape {
-        let links = self.links_now();
+    pub fn shape(&self, links: &Links) -> Shape {
         let facts = self.facts();
         let agents: Vec<_> = facts.forest.agents().collect();
         let finished = agents.iter().filter(|(agent, _)| facts.agents.finished(*agent)).count();
@@ -121,7 +120,7 @@ impl Rollout {
             agents_started: agents.iter().filter(started).count() as u64,
             agents_finished: finished as u64,
             agent_depth: agent_depth(facts),
-            call_depth: call_depth(facts, &links),
+            call_depth: call_depth(facts, links),
             critical_steps: longest_chain(facts.forest.call_count(), |call| {
                 let parent = links.parent(call);
                 vec![parent, if parent.is_none() { spawning_call(facts, call) } else { None }]

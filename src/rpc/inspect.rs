@@ -11,10 +11,14 @@ use crate::ids::{GroupId, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::proto::v1;
 use crate::store::RolloutKey;
+use crate::store::effect::Ended;
 use crate::store::sequencer::{Command, Look};
+use crate::store::watch::Wanted;
 
+use super::convert::inspect::calls::Shower;
 use super::convert::inspect::lists::{self, RolloutFilter};
 use super::convert::inspect::pages::{self, Page};
+use super::convert::inspect::{Outline, Shown};
 use super::{Shared, convert, ended_message, not_in_this_release, status};
 
 /// The service.
@@ -22,12 +26,45 @@ pub(super) struct Inspect {
     shared: Shared,
 }
 
+/// Calls shown under a rollout's lock at once.
+const CALLS_AT_ONCE: usize = 256;
+/// How often a rollout is looked at anew when another attempt has come meanwhile.
+const TRIES_MAX: usize = 8;
 /// Ids of rollouts asked of the sequencing task at once.
 const IDS_AT_ONCE: usize = 256;
 
 impl Inspect {
     pub(super) fn new(shared: Shared) -> Self {
         Self { shared }
+    }
+
+    /// A rollout as it is shown, or how it ended. Its lock is taken for a few calls at a time.
+    async fn shown(
+        &self,
+        key: &RolloutKey,
+        shown: &Shown,
+    ) -> Result<Option<Result<v1::GetRolloutResponse, Ended>>, Status> {
+        let store = &self.shared.store;
+        'again: for _ in 0..TRIES_MAX {
+            let outline = match store.show(key, |view| Outline::new(view, shown)) {
+                Some(Ok(outline)) => outline,
+                Some(Err(ended)) => return Ok(Some(Err(ended))),
+                None => return Ok(None),
+            };
+            let shower = Shower::new(&outline);
+            let mut calls = Vec::with_capacity(outline.call_count);
+            while calls.len() < outline.call_count {
+                let range = calls.len()..calls.len() + CALLS_AT_ONCE;
+                let more = store.look_at(key, outline.attempt(), |rollout| shower.calls(rollout.facts(), range));
+                // It has ended, or a newer attempt has come, since the outline was drawn.
+                let Some(more) = more else { continue 'again };
+                calls.extend(more);
+                tokio::task::yield_now().await;
+            }
+            drop(shower);
+            return Ok(Some(Ok(convert::inspect::assembled(outline, calls))));
+        }
+        Err(Status::unavailable("attempts of this rollout supersede each other faster than it can be shown; ask again"))
     }
 
     /// Some rollouts behind this one, and behind which the next page begins.
@@ -87,13 +124,15 @@ impl Shared {
         if is_there && reached.await.is_ok() { Ok(()) } else { Err(stopping()) }
     }
 
-    /// Asks the sequencing task to show something.
+    /// Asks the sequencing task to show something, and waits until what that rests on is durable.
     pub(super) async fn ask<T>(&self, look: impl FnOnce(oneshot::Sender<T>) -> Look) -> Result<T, Status> {
         let (reply, answer) = oneshot::channel();
         if !self.store.command(Command::Look(look(reply))).await {
             return Err(stopping());
         }
-        answer.await.map_err(|_| stopping())
+        let answer = answer.await.map_err(|_| stopping())?;
+        self.store.durable(self.store.last_position()).await;
+        Ok(answer)
     }
 }
 
@@ -101,7 +140,7 @@ fn stopping() -> Status {
     Status::unavailable("the service is about to stop")
 }
 
-fn refused(refusal: Refusal) -> Status {
+pub(super) fn refused(refusal: Refusal) -> Status {
     status::status(&refusal, None)
 }
 
@@ -121,7 +160,7 @@ impl v1::inspect_service_server::InspectService for Inspect {
         let request = request.into_inner();
         let (run, rollout, shown) = convert::inspect::get_rollout(&request).map_err(refused)?;
         let key = RolloutKey { run, rollout };
-        let found = self.shared.store.show(&key, |view| convert::inspect::rollout(view, &shown));
+        let found = self.shown(&key, &shown).await?;
         // What is shown, and also that there is nothing, may rest on what is not durable yet.
         self.shared.store.durable(self.shared.store.last_position()).await;
         match found {
@@ -212,8 +251,16 @@ impl v1::inspect_service_server::InspectService for Inspect {
         Ok(Response::new(v1::ListConsumersResponse { consumer_groups }))
     }
 
-    async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(not_in_this_release("watching for changes"))
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let request = request.into_inner();
+        let run = run_id(&request.run_id)?;
+        let optional = convert::fields::optional_identifier::<RolloutId>;
+        let rollout = optional(&request.rollout_id, "rollout_id", RolloutId::parse).map_err(refused)?;
+        let group = convert::fields::optional_identifier(&request.group_id, "group_id", GroupId::parse);
+        let wanted = Wanted { rollout, group: group.map_err(refused)? };
+        // That there is no such run may rest on what is not durable yet.
+        self.shared.caught_up().await?;
+        Ok(Response::new(ReceiverStream::new(self.shared.watch(run, wanted)?)))
     }
 
     async fn export_trace(

@@ -10,6 +10,7 @@ mod harness;
 mod inspect;
 pub mod status;
 mod trainer;
+mod watching;
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub struct Shared {
     pub draining: watch::Receiver<bool>,
     /// Set by whoever asks the service to stop.
     pub drain: Arc<watch::Sender<bool>>,
-    /// Streams of reports and subscriptions that are open.
+    /// Streams of reports, subscriptions and watches that are open.
     pub streams: OpenStreams,
 }
 

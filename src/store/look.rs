@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::error::Reason;
 use crate::ids::{CallId, RolloutRef};
+use crate::log::Position;
 use crate::rollout::Rollout;
 use crate::rollout::view::RolloutView;
 
@@ -19,6 +20,25 @@ impl Store {
             Slot::Live(live) => Some(Ok(read(&mut live.rollout))),
             Slot::Ended(ended, _) => Some(Err(ended.clone())),
             Slot::Removed => None,
+        }
+    }
+
+    /// Reads a rollout, if it is at this attempt.
+    pub fn look_at<T>(&self, key: &RolloutKey, attempt: u32, read: impl FnOnce(&mut Rollout) -> T) -> Option<T> {
+        match &mut *self.entry(key)?.slot.lock() {
+            Slot::Live(live) if live.attempt == attempt => Some(read(&mut live.rollout)),
+            Slot::Live(_) | Slot::Ended(..) | Slot::Removed => None,
+        }
+    }
+
+    /// Whether a rollout, or how it ended, may have changed since this was the last record: that it retires is none.
+    #[must_use]
+    pub fn changed_since(&self, key: &RolloutKey, since: Position) -> bool {
+        let Some(entry) = self.entry(key) else { return false };
+        match &*entry.slot.lock() {
+            Slot::Live(live) => live.last_position >= since,
+            Slot::Ended(_, position) => *position >= since,
+            Slot::Removed => false,
         }
     }
 

@@ -5,7 +5,7 @@
 //! more than one rollout to judge, or concerns groups, consumers and runs, is asked of the one *sequencing task*
 //! ([`sequencer`]), which owns them and takes the effects of records in the order of their positions, once durable.
 //!
-//! Lock order: a rollout's lock, then the journal's; never two rollouts. No lock is held over an `.await`, and a guard of the map
+//! Lock order: a rollout's lock, then the journal's or a watcher's; never two rollouts. No lock is held over an `.await`, and a guard of the map
 //! is dropped in the statement that takes it.
 
 pub mod clock;
@@ -17,6 +17,7 @@ pub mod replay;
 pub mod report;
 pub mod sequencer;
 mod timers;
+pub mod watch;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -102,6 +103,8 @@ pub struct Run {
     pub created_unix_ms: u64,
     /// How many rollouts stand where.
     pub counts: RunCounts,
+    /// Who watches it.
+    pub(crate) watchers: watch::Watchers,
     /// Its figures.
     pub metrics: Arc<RunMetrics>,
 }

@@ -262,6 +262,7 @@ impl Store {
         let frame = self.journal.frame(&logged);
         let Record::Rollout { record, .. } = logged else { unreachable!("it was made so above") };
         let before = (OpenFacts::of(&live.rollout), figures::deltas_of(live), live.rollout.facts().forest.call_count());
+        live.run.watchers.rollout_changes(&key.rollout, live.rollout.facts().group.as_ref());
         let applied = live.rollout.apply(record, self.clock.now_ms());
         let (sequenced, ended) = self.sequenced(key, live, &applied.effects);
         live.last_position = self.journal.append(frame, sequenced);

@@ -11,6 +11,8 @@ mod drain;
 mod durability;
 mod inspect;
 mod inspect_ledger;
+mod inspect_metrics;
+mod inspect_watch;
 mod life;
 mod life_clock;
 mod life_conflicts;

@@ -47,7 +47,6 @@ async fn events_that_ask_for_what_is_not_there_are_refused() {
 async fn methods_that_are_not_there_say_so() {
     let life = Life::start().await;
     let mut inspect = life.service.inspect().await;
-    not_yet(inspect.watch(v1::WatchRequest::default()).await.map(|_| ()), "Watch");
     not_yet(inspect.export_trace(v1::ExportTraceRequest::default()).await.map(|_| ()), "ExportTrace");
     let mut trainer = TrainerServiceClient::new(life.service.channel().await);
     not_yet(trainer.checkpoint(v1::CheckpointRequest::default()).await, "Checkpoint");

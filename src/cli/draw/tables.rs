@@ -129,7 +129,7 @@ pub(super) fn drifts(drifts: &[DriftCount], drawing: Drawing) -> String {
     for count in drifts {
         let kind = match count.kind() {
             DriftKind::Rewind => "went back",
-            DriftKind::Differs | DriftKind::Unspecified => "differ",
+            DriftKind::Differs | DriftKind::Unspecified => "parted",
         };
         let agent = if count.agent_id.is_empty() { "other agents" } else { &count.agent_id };
         let what =

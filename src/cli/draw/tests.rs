@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::proto::v1::{
-    BrokenLinkReason, CallFate, CallSummary, Drift, DriftKind, Link, LinkKind, RowSummary, Verdict, link,
+    BrokenLinkReason, CallFate, CallSummary, Drift, DriftCount, DriftKind, Link, LinkKind, PolicyLedger, RowLedger,
+    RowSummary, Verdict, link,
 };
 
 const PLAIN: Drawing = Drawing { width: 80, colour: false, all: false };
@@ -164,4 +165,31 @@ fn ids_are_cut_in_the_middle() {
     assert_eq!(cut_middle("abcdefghij", 5), "ab…ij");
     assert_eq!(cut_middle("abc", 3), "abc");
     assert_eq!(cut("äöüß", 3), "äö…");
+}
+
+#[test]
+fn runs_are_a_table_with_their_ledgers_below() {
+    let ledger = PolicyLedger { policy: "main".into(), accepted: 3, trained: 2, pending: 1, ..PolicyLedger::default() };
+    let rows =
+        RowLedger { consumer_group: "gpus".into(), made: 2, acknowledged: 1, waiting: 1, ..RowLedger::default() };
+    let drift =
+        DriftCount { agent_id: "lead".into(), kind: DriftKind::Differs.into(), calls: 1, repeated_row_tokens: 40 };
+    let run = RunSummary {
+        run_id: "one".into(),
+        open_rollouts: 12,
+        ledgers: vec![ledger],
+        rows: vec![rows],
+        drifts: vec![drift],
+        ..RunSummary::default()
+    };
+    let expected = "\
+run  open  groups  finalised  retired  gone  refused
+one    12       0          0        0     0        0
+
+one
+ledger main  3 accepted = 1 pending + 2 trained
+rows for gpus  2 made = 1 acknowledged + 1 waiting
+drift lead  1 call parted, 40 row tokens repeated
+";
+    assert_eq!(draw_runs(&[run], PLAIN), expected);
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::error::Refusal;
 use crate::forest::Forest;
 use crate::forest::call::{Call, CallIndex, Link};
-use crate::forest::link::{BrokenLink, Drift, DriftKind, LinkVerdict, Verdict};
+use crate::forest::link::{BrokenLink, Drift, DriftKind, LinkVerdict, Links, Verdict};
 use crate::ids::{AgentId, CallId, RolloutRef};
 use crate::limits;
 use crate::proto::v1;
@@ -113,7 +113,14 @@ pub fn totals(forest: &Forest) -> v1::Totals {
 /// What a seal finds now. Linear in the rollout's calls.
 #[must_use]
 pub fn seal_status(rollout: &mut Rollout) -> v1::SealStatus {
-    let shape = rollout.shape();
+    let links = rollout.links_now();
+    seal_status_with(rollout, &links)
+}
+
+/// What a seal finds now, with the rollout's links.
+#[must_use]
+pub fn seal_status_with(rollout: &Rollout, links: &Links) -> v1::SealStatus {
+    let shape = rollout.shape(links);
     let missing = status::missing(rollout);
     let finalised = rollout.finalised().is_some();
     let facts = rollout.facts();

@@ -5,11 +5,12 @@
 use super::*;
 use crate::proto::v1::report_request::Event;
 use crate::rollout::settings::MissingCallRule;
+use crate::rpc::convert::answer;
 use crate::rpc::convert::examples::{self, about, call, delta, kept, parent, settings};
 
-fn shown(rollout: &mut Rollout, what: &Shown) -> v1::GetRolloutResponse {
+fn view(rollout: &mut Rollout) -> RolloutView<'_> {
     let finalised_unix_ms = rollout.finalised().map(|_| 3000);
-    let view = RolloutView {
+    RolloutView {
         about: about(),
         rollout,
         opened_unix_ms: 1000,
@@ -19,8 +20,14 @@ fn shown(rollout: &mut Rollout, what: &Shown) -> v1::GetRolloutResponse {
         refused_requests: 5,
         resident_bytes: 6,
         next_deadline_in_ms: Some(7000),
-    };
-    super::rollout(view, what)
+    }
+}
+
+fn shown(rollout: &mut Rollout, what: &Shown) -> v1::GetRolloutResponse {
+    let outline = Outline::new(view(rollout), what);
+    let shower = calls::Shower::new(&outline);
+    let calls = shower.calls(rollout.facts(), 0..usize::MAX);
+    assembled(outline, calls)
 }
 
 fn found<'a>(response: &'a v1::GetRolloutResponse, id: &str) -> &'a v1::CallSummary {
@@ -225,21 +232,15 @@ fn a_policy_that_is_not_trained_has_no_rows() {
 
 #[test]
 fn walks_are_left_out_when_they_are_too_many() {
-    let rollout = sealed();
-    let finalised = rollout.finalised().unwrap();
-    let forest = Forest {
-        facts: finalised.facts(),
-        kept: finalised.kept().clone(),
-        links: finalised.links().clone(),
-        is_final: true,
-    };
-    let plans = forest.plans(&Shown::default());
-    let walks = |most| -> Vec<usize> {
-        forest.rows(&about(), &plans, most).iter().map(|row| row.walk_call_ids.len()).collect()
-    };
+    let mut rollout = sealed();
+    let view = view(&mut rollout);
+    let outline = Outline::new(view, &Shown::default());
+    let calls = calls::Shower::new(&outline).calls(rollout.facts(), 0..usize::MAX);
+    let rows = |most| rows::rows(&about(), &outline, &calls, most);
+    let walks = |most| -> Vec<usize> { rows(most).iter().map(|row| row.walk_call_ids.len()).collect() };
     assert_eq!(walks(100), [2, 1, 2]);
     assert_eq!(walks(3), [2, 1, 0]);
-    assert_eq!(forest.rows(&about(), &plans, 0)[0].trained_call_ids, ["a", "b"]);
+    assert_eq!(rows(0)[0].trained_call_ids, ["a", "b"]);
 }
 
 #[test]

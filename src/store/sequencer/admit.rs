@@ -111,7 +111,7 @@ impl Sequencer {
         let (now_ms, unix_ms) = (self.store.clock.now_ms(), self.store.clock.unix_ms());
         let run = self.run_or_new(&key.run)?;
         let settings = Arc::clone(&run.settings_now().rollout);
-        let live = Live {
+        let mut live = Live {
             attempt: reference.attempt,
             run: Arc::clone(&run.shared),
             rollout: Rollout::new(settings, reference.group.clone(), now_ms),
@@ -125,11 +125,15 @@ impl Sequencer {
         };
         run.rollouts.insert(key.rollout.clone());
         if let Some(group) = &reference.group {
+            run.shared.watchers.group_changes(group);
             run.groups.change_or_new(group, unix_ms, |group| group.opened(&key.rollout, reference.attempt));
         }
         let shared = Arc::clone(&run.shared);
         let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
         let mut slot = entry.slot.lock();
+        shared.watchers.rollout_changes(&key.rollout, reference.group.as_ref());
+        // Who watches compares positions: this change comes after the records that were there before it.
+        live.last_position = live.last_position.max(self.store.journal.last());
         let before = match &*slot {
             Slot::Live(old) => OpenFacts::of(&old.rollout),
             Slot::Ended(..) | Slot::Removed => None,
@@ -164,6 +168,8 @@ impl Sequencer {
         judge_group(run, &group, reference, admission.group_size)?;
         let joined = live.rollout.facts().group.is_none() && live.rollout.finalised().is_none();
         if joined {
+            run.shared.watchers.rollout_changes(&key.rollout, Some(&group));
+            run.shared.watchers.group_changes(&group);
             run.groups.change_or_new(&group, unix_ms, |group| group.opened(&key.rollout, live.attempt));
             let record = RolloutRecord::Group(group.clone());
             let logged = Record::Rollout {
@@ -194,6 +200,7 @@ impl Sequencer {
     /// A group has a size. Live and in replay.
     pub(in crate::store) fn apply_group_size(&mut self, run: &RunId, group: &GroupId, size: u32) {
         if let Some(run) = self.runs.get_mut(run) {
+            run.shared.watchers.group_changes(group);
             run.groups.change_or_new(group, self.store.clock.unix_ms(), |group| group.said_size(size));
         }
     }

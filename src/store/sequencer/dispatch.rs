@@ -15,6 +15,7 @@ impl Sequencer {
         let now_ms = self.store.clock.now_ms();
         for run_id in std::mem::take(&mut self.stirred) {
             let Some(run) = self.runs.get_mut(&run_id) else { continue };
+            run.shared.watchers.run_changes();
             let mut lost = Vec::new();
             for (_, group) in run.queue.groups_mut() {
                 loop {

@@ -15,7 +15,6 @@ use crate::telemetry::{EndReason, RolloutEnd};
 use super::super::effect::{Ended, Outcome};
 use super::super::{RolloutKey, Slot, figures};
 use super::{LeftOut, Sequencer, ToConsumer, Tombstone};
-use crate::log::Position;
 
 /// A finalised rollout that is not retired.
 #[derive(Clone)]
@@ -133,6 +132,7 @@ impl Sequencer {
         }
         let Some(run) = self.runs.get_mut(&key.run) else { return };
         if let Some(group) = &retained.rollout.facts().group {
+            run.shared.watchers.group_changes(group);
             run.groups.change(group, |group| group.closed(&key.rollout, retained.attempt, Member::Finalised));
         }
         figures::finalised(&run.shared.metrics, &retained.rollout, retained.plans.iter().map(Arc::as_ref));
@@ -194,6 +194,8 @@ impl Sequencer {
         let run = self.runs.get_mut(&key.run);
         if let Some(run) = &run {
             run.shared.metrics.rollout_ended(RolloutEnd::Discarded(reason));
+            run.shared.watchers.run_changes();
+            group.into_iter().for_each(|group| run.shared.watchers.group_changes(group));
         }
         let close = |group: &mut Group| {
             group.closed(&key.rollout, attempt, now);
@@ -294,10 +296,9 @@ impl Sequencer {
         run.ledger.retired_rollouts += 1;
         if let Some(entry) = self.store.entry(&key) {
             let mut slot = entry.slot.lock();
-            let position = match &*slot {
-                Slot::Live(live) if live.attempt == attempt => live.last_position,
-                Slot::Live(_) | Slot::Ended(..) | Slot::Removed => Position::default(),
-            };
+            run.shared.watchers.rollout_changes(&key.rollout, group.as_ref());
+            // Retiring is no record of its own, but comes after all that were there before it.
+            let position = self.store.journal.last();
             let reason = "acknowledged".to_owned();
             let ended = Ended { attempt, outcome: Outcome::Retired, reason, is_final: true, group: group.clone() };
             *slot = Slot::Ended(ended, position);

@@ -13,6 +13,7 @@ use crate::queue::{Queue, QueueBounds};
 use crate::rollout::run_settings::RunSettings;
 
 use super::super::effect::Sequenced;
+use super::super::watch::Watchers;
 use super::super::{Entry, RolloutKey, Run, RunCounts, Slot};
 use super::figures::RunLedger;
 use super::groups::RunGroups;
@@ -118,7 +119,8 @@ impl Sequencer {
             let created_unix_ms = self.store.clock.unix_ms();
             let metrics = self.store.telemetry.run(run);
             let settings = Mutex::new((0, Arc::clone(&settings)));
-            let shared = Run { settings, created_unix_ms, counts: RunCounts::default(), metrics };
+            let shared =
+                Run { settings, created_unix_ms, counts: RunCounts::default(), watchers: Watchers::default(), metrics };
             let bounds = QueueBounds {
                 lease_ms,
                 max_units_in_flight: limits::CONSUMER_UNITS_IN_FLIGHT_MAX,
@@ -143,6 +145,7 @@ impl Sequencer {
         *state.shared.settings.lock() = (state.settings.len() as u64, Arc::clone(&settings));
         self.store.runs.insert(run.clone(), Arc::clone(&state.shared));
         state.queue.set_lease_ms(lease_ms);
+        state.shared.watchers.run_changes();
         let declared = settings.consumer_groups.iter().map(|(name, _)| name);
         let new: Vec<_> = declared.filter(|name| state.queue.group(name.as_str()).is_none()).cloned().collect();
         state.making.extend(new);
@@ -170,7 +173,9 @@ impl Sequencer {
 
     /// Removes a run and all that is in it. Live and in replay.
     pub(in crate::store) fn apply_run_deleted(&mut self, run: &RunId) {
-        self.runs.remove(run);
+        if let Some(state) = self.runs.remove(run) {
+            state.shared.watchers.run_is_over();
+        }
         self.store.runs.remove(run);
         self.stirred.remove(run);
         self.store.telemetry.forget_run(run);
