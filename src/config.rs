@@ -12,6 +12,8 @@ use figment::providers::{Env, Format as _, Serialized, Toml};
 use figment::{Figment, Source};
 use serde::{Deserialize, Serialize};
 
+use crate::limits;
+
 /// What variables of the environment begin with.
 const ENVIRONMENT_PREFIX: &str = "HEDGEROW_";
 /// Variables with the prefix that belong to the command line's clients, not to the service.
@@ -31,6 +33,8 @@ pub struct Config {
     pub data_directory: PathBuf,
     /// What an answer waits for.
     pub durability: Durability,
+    /// What rollouts may hold in memory, in bytes.
+    pub memory_budget_bytes: u64,
     /// How log lines look.
     pub log_format: LogFormat,
     /// Which log lines are written, as `tracing` filters say it: `info`, `hedgerow=debug`.
@@ -67,6 +71,7 @@ impl Default for Config {
             allow_insecure_public_listen: false,
             data_directory: PathBuf::from("./hedgerow-data"),
             durability: Durability::Memory,
+            memory_budget_bytes: limits::MEMORY_BUDGET_BYTES,
             log_format: LogFormat::Human,
             log_filter: "info".to_owned(),
         }
@@ -96,6 +101,10 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "WHAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
+    /// Bytes that rollouts may hold in memory [default: 4294967296]
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_budget_bytes: Option<u64>,
     /// How log lines look [default: human]
     #[arg(long, value_name = "FORMAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,6 +165,13 @@ impl Config {
                 ));
             }
         }
+        if self.memory_budget_bytes < limits::MEMORY_BUDGET_BYTES_MIN {
+            return Err(ConfigError(format!(
+                "memory_budget_bytes: {} is less than {}, in which no service can work",
+                self.memory_budget_bytes,
+                limits::MEMORY_BUDGET_BYTES_MIN
+            )));
+        }
         if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log_filter) {
             return Err(ConfigError(format!("log_filter: {:?} is no filter: {error}", self.log_filter)));
         }
@@ -171,6 +187,7 @@ impl Config {
             allow_insecure_public_listen,
             data_directory,
             durability,
+            memory_budget_bytes,
             log_format,
             log_filter,
         } = self;
@@ -186,7 +203,7 @@ impl Config {
         format!(
             "listen = \"{listen}\"\nhttp_listen = \"{http_listen}\"\n\
              allow_insecure_public_listen = {allow_insecure_public_listen}\ndata_directory = {data_directory:?}\n\
-             durability = \"{durability}\"\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
+             durability = \"{durability}\"\nmemory_budget_bytes = {memory_budget_bytes}\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
         )
     }
 }
@@ -264,6 +281,7 @@ mod tests {
         assert!(problem_of("liisten = 3").contains("liisten"), "{}", problem_of("liisten = 3"));
         assert!(problem_of("listen = 3").starts_with("listen: "), "{}", problem_of("listen = 3"));
         assert!(problem_of("durability = \"fsync\"").starts_with("durability: "));
+        assert!(problem_of("memory_budget_bytes = 1000").starts_with("memory_budget_bytes: 1000 is less"));
         assert!(problem_of("listen = \"0.0.0.0:1\"").contains("allow_insecure_public_listen"));
         assert!(load("listen = \"0.0.0.0:1\"\nallow_insecure_public_listen = true", &ConfigFlags::default()).is_ok());
         let missing = Config::load(Some(Path::new("/no/such/file")), &ConfigFlags::default());

@@ -113,6 +113,8 @@ reasons! {
     GroupFull = ResourceExhausted "group_full",
     /// The rollout has as many calls, agents or names as it may have.
     RolloutFull = ResourceExhausted "rollout_full",
+    /// Memory is short.
+    MemoryFull = ResourceExhausted "memory_full",
     /// The service holds as much as it may.
     ServiceFull = ResourceExhausted "service_full",
     /// No such run.
@@ -135,6 +137,8 @@ reasons! {
     ConsumerInUse = FailedPrecondition "consumer_in_use",
     /// The consumer does not read what it is sent.
     ConsumerTooSlow = ResourceExhausted "consumer_too_slow",
+    /// A message was not whole in time.
+    MessageTooSlow = ResourceExhausted "message_too_slow",
     /// A stream must open with a subscription, and have only one.
     SubscriptionOrder = FailedPrecondition "subscription_order",
     /// The service is about to stop.

@@ -39,6 +39,8 @@ pub const SHOWN_WALK_CALLS_MAX: usize = 2_000_000;
 
 /// Most runs.
 pub const RUNS_MAX: usize = 1024;
+/// Most groups of a run, with those that are over and remembered.
+pub const RUN_GROUPS_MAX: usize = 1_000_000;
 /// Most consumer groups of a run.
 pub const RUN_CONSUMER_GROUPS_MAX: usize = 64;
 /// Most live rollouts (open, or finalised and not retired) of the service.
@@ -70,6 +72,36 @@ pub const PAGE_ROLLOUTS_LOOKED_AT_MAX: usize = 50_000;
 pub const PAGE_MEMBERS_LOOKED_AT_MAX: usize = 100_000;
 /// Ids of members of a group, and of undeliverable units, that are listed of each kind; they are counted all.
 pub const LISTED_IDS_MAX: usize = 256;
+/// What rollouts, groups and tombstones may hold in memory, unless the configuration says otherwise.
+pub const MEMORY_BUDGET_BYTES: u64 = 4 << 30;
+/// The smallest budget that may be set.
+pub const MEMORY_BUDGET_BYTES_MIN: u64 = 256 << 10;
+/// The part of the budget above which rollouts of new groups are not opened.
+pub const MEMORY_OPENS_PERCENT: u64 = 80;
+/// The reserve above the budget, of which one half is for the calls of the sealed and of the oldest rollouts, the other for the
+/// oldest one alone.
+pub const MEMORY_RESERVE_PERCENT: u64 = 25;
+/// The part of the budget above which nothing is taken that could be large or many: members of known groups are not opened, and
+/// lists in seals not taken that name calls which never came.
+pub const MEMORY_CEILING_PERCENT: u64 = 150;
+/// What ends a rollout and takes no more than this is always taken.
+pub const MEMORY_END_BYTES: u64 = 4096;
+/// The part of the budget that tombstones may hold, as its divisor.
+pub const MEMORY_TOMBSTONES_DIVISOR: u64 = 8;
+/// The oldest open rollouts, whose calls are taken from the reserve.
+pub const MEMORY_FAVOURED_ROLLOUTS: usize = 64;
+/// How long nothing is heard of a rollout until it is not one of the oldest any more, for the reserve.
+pub const MEMORY_QUIET_MS: u64 = 60_000;
+/// When it may be worth trying again what was refused for want of memory.
+pub const MEMORY_RETRY_AFTER_MS: u64 = 1000;
+/// Estimated bytes of a group, and of one of its members, without their ids' texts.
+pub const GROUP_BYTES: u64 = 256;
+/// See [`GROUP_BYTES`].
+pub const GROUP_MEMBER_BYTES: u64 = 96;
+/// Estimated bytes of a tombstone with its place in the map and its ids' texts of usual length.
+pub const TOMBSTONE_BYTES: u64 = 640;
+/// Estimated bytes of a unit in a consumer group's line, without its id's text.
+pub const UNIT_BYTES: u64 = 400;
 
 /// Largest message taken from a client.
 pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -81,6 +113,32 @@ pub const STREAM_ANSWERS_OUTSTANDING_MAX: usize = 1024;
 pub const BATCH_REQUESTS_MAX: usize = 4096;
 /// Bytes of messages between their arrival and the place of their records in the log, over all streams.
 pub const IN_FLIGHT_BYTES_MAX: usize = 512 << 20;
+/// Requests to the sequencing task on their way.
+pub const COMMANDS_OUTSTANDING_MAX: usize = 4096;
+/// Requests that the sequencing task takes in one turn before what became of them goes out.
+pub const COMMANDS_AT_ONCE: usize = 256;
+/// Units given out to one consumer group before others have their turn.
+pub const DISPATCH_UNITS_AT_ONCE: usize = 64;
+/// Rollouts whose deadline has come that are looked at before others have their turn.
+pub const TIMERS_AT_ONCE: usize = 64;
+/// How often an event is tried again when its rollout was removed, or superseded, between two steps.
+pub const REPORT_TRIES_MAX: usize = 8;
+/// Notices on their way to one stream; more are not sent, since the seal's answer says the same.
+pub const STREAM_NOTICES_OUTSTANDING_MAX: usize = 1024;
+/// How long a lease lasts without a sign of life of its consumer, unless the run says otherwise.
+pub const LEASE_MS: u64 = 60 * 60 * 1000;
+/// How long a nack may put a unit off.
+pub const NACK_DELAY_MS_MAX: u64 = 60 * 60 * 1000;
+/// Units that may wait in an ephemeral consumer group; the oldest go first.
+pub const EPHEMERAL_WAITING_UNITS_MAX: usize = 4096;
+/// Messages on their way to one trainer.
+pub const TRAINER_MESSAGES_OUTSTANDING_MAX: usize = 4;
+/// News for one consumer that may wait besides its units.
+pub const CONSUMER_NEWS_OUTSTANDING_MAX: usize = 256;
+/// Room in an ephemeral consumer's line that is kept for news.
+pub const EPHEMERAL_NEWS_ROOM: usize = 16;
+/// How long a trainer may leave so many answers unread that no more of its acknowledgements are taken.
+pub const TRAINER_UNREAD_MS_MAX: u64 = 30_000;
 /// Units on their way to one consumer's stream.
 pub const CONSUMER_UNITS_IN_FLIGHT_MAX: usize = 256;
 /// Unit ids in one acknowledgement, and in all of one subscription that are not answered yet.
@@ -88,12 +146,35 @@ pub const ACK_UNITS_MAX: usize = 65_536;
 /// Acknowledgements of one subscription that are not answered yet; a trainer that does not read its answers is not read from.
 pub const ACK_ANSWERS_OUTSTANDING_MAX: usize = 128;
 
+/// Connections of gRPC; the next ones wait to be taken.
+pub const GRPC_CONNECTIONS_MAX: usize = 1024;
+/// The first bytes of a connection: the preface of HTTP/2, and the head of the frame that follows it.
+pub const GRPC_GREETING_BYTES: usize = 24 + 9;
+/// How long they may take.
+pub const GRPC_GREETING_MS_MAX: u64 = 20_000;
+/// Bytes that have come of messages which are not whole, over all streams.
+pub const RECEIVE_BYTES_MAX: usize = 512 << 20;
+/// The same, over the streams of one connection.
+pub const RECEIVE_CONNECTION_BYTES_MAX: usize = 128 << 20;
+/// What each stream may hold of a message without asking for room.
+pub const RECEIVE_STREAM_FREE_BYTES: usize = 16 << 10;
+/// How long a message may take to become whole, besides what its bytes take.
+pub const RECEIVE_MESSAGE_MS_MIN: u64 = 30_000;
+/// The slowest that a message may come.
+pub const RECEIVE_BYTES_PER_MS_MIN: u64 = 256;
+/// When to try again after a message that took too long.
+pub const RECEIVE_RETRY_AFTER_MS: u64 = 1000;
+/// Bytes of all ids of units that a trainer says it still holds, so that the answer to them is one message.
+pub const HELD_UNITS_BYTES_MAX: usize = 1 << 20;
+
 /// HTTP/2 window of one stream.
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 2 << 20;
 /// HTTP/2 window of one connection.
 pub const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Streams of one connection.
 pub const HTTP2_CONNECTION_STREAMS_MAX: u32 = 32;
+/// Headers of one request.
+pub const HTTP2_HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
 /// HTTP/2 frame.
 pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;
 
@@ -122,3 +203,21 @@ const _: () = assert!(PAGE_ENTRIES_DEFAULT <= PAGE_ENTRIES_MAX);
 const _: () = assert!(PAGE_BYTES_MAX + TAGS_MAX * (IDENTIFIER_BYTES_MAX + TEXT_BYTES_MAX) < 2 << 20);
 // Lengths of sequences are kept as u32.
 const _: () = assert!(CALL_TOKENS_MAX < u32::MAX as usize);
+
+// New groups are refused before calls, calls before the reserve is used, the reserve before the ceiling.
+const _: () = assert!(MEMORY_OPENS_PERCENT < 100 && 100 + MEMORY_RESERVE_PERCENT < MEMORY_CEILING_PERCENT);
+// Tombstones alone never have openings refused.
+const _: () = assert!(100 / MEMORY_TOMBSTONES_DIVISOR < MEMORY_OPENS_PERCENT);
+const _: () = assert!(MEMORY_BUDGET_BYTES_MIN <= MEMORY_BUDGET_BYTES);
+// Answers to acknowledgements leave room for other news.
+const _: () = assert!(ACK_ANSWERS_OUTSTANDING_MAX < CONSUMER_NEWS_OUTSTANDING_MAX);
+const _: () = assert!(EPHEMERAL_NEWS_ROOM < CONSUMER_NEWS_OUTSTANDING_MAX);
+// Any message has room on an idle connection, and an idle connection beside others.
+const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
+const _: () = assert!(RECEIVE_CONNECTION_BYTES_MAX <= RECEIVE_BYTES_MAX && RECEIVE_BYTES_MAX < u32::MAX as usize);
+// What streams hold for free is no more than what they hold of the budget.
+const _: () = assert!(
+    GRPC_CONNECTIONS_MAX * HTTP2_CONNECTION_STREAMS_MAX as usize * RECEIVE_STREAM_FREE_BYTES <= RECEIVE_BYTES_MAX
+);
+// The answer to a subscription, which names units a second time, fits a message.
+const _: () = assert!(2 * HELD_UNITS_BYTES_MAX <= UNIT_MESSAGE_BYTES_MAX);

@@ -9,6 +9,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::http::{self, HttpState};
+use crate::limits;
 use crate::log::memory::MemoryLog;
 use crate::log::{Log, LogError};
 use crate::rpc::{self, OpenStreams, Shared};
@@ -29,6 +30,8 @@ pub struct ServiceOptions {
     pub clock: Clock,
     /// Where figures go.
     pub telemetry: Arc<Telemetry>,
+    /// What rollouts may hold in memory.
+    pub memory_budget_bytes: u64,
 }
 
 impl Default for ServiceOptions {
@@ -41,6 +44,7 @@ impl Default for ServiceOptions {
             log: Arc::new(MemoryLog::forgetting()),
             clock: Clock::machine(),
             telemetry: Telemetry::install(),
+            memory_budget_bytes: limits::MEMORY_BUDGET_BYTES,
         }
     }
 }
@@ -87,10 +91,11 @@ const UPKEEP_SECONDS: u64 = 5;
 /// # Errors
 /// If the log cannot be read, or an address not be listened on.
 pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceError> {
-    let ServiceOptions { grpc, http, log, clock, telemetry } = options;
+    let ServiceOptions { grpc, http, log, clock, telemetry, memory_budget_bytes } = options;
     let readiness = Arc::new(Readiness::starting("reading the log"));
     let last = *log.durable_through().borrow();
-    let store_options = StoreOptions { log: Arc::clone(&log), clock, telemetry: Arc::clone(&telemetry) };
+    let store_options =
+        StoreOptions { log: Arc::clone(&log), clock, telemetry: Arc::clone(&telemetry), memory_budget_bytes };
     let (store, commands) = Store::new(store_options, last);
     let mut sequencer = Sequencer::new(Arc::clone(&store));
     if last.0 > 0 {

@@ -41,7 +41,12 @@ pub fn run(file: Option<&Path>, arguments: &ServeArguments) -> Result<(), Failur
 async fn serve(config: Config) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let options = ServiceOptions { grpc: config.listen, http: Some(config.http_listen), ..ServiceOptions::default() };
+    let options = ServiceOptions {
+        grpc: config.listen,
+        http: Some(config.http_listen),
+        memory_budget_bytes: config.memory_budget_bytes,
+        ..ServiceOptions::default()
+    };
     let running = service::start(options).await.map_err(|error| Failure::Failed(error.to_string()))?;
     match running.http_address {
         Some(http) => tracing::info!(grpc = %running.grpc_address, %http, durability = "memory", "listening"),

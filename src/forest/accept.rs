@@ -12,7 +12,7 @@ use super::call::{Call, CallFacts, CallIndex, CallTokens, Delta, NewCall, Pendin
 use super::digest::BLOCK_TOKENS;
 use super::link::Verdict;
 use super::tokens::{BlockId, View};
-use super::{Forest, full_view, prompt_view};
+use super::{Forest, full_view, prompt_view, size};
 
 /// What stands in the log for a call: enough to apply it again.
 #[derive(Clone, Debug, PartialEq)]
@@ -194,8 +194,29 @@ impl Forest {
         if self.waiting_for(base).is_empty() {
             return false;
         }
-        let next = |id: &&CallId| self.find(id).and_then(|call| self.call(call).pending_base());
-        std::iter::successors(Some(call), next).any(|id| id == base)
+        self.last_missing(call) == base
+    }
+
+    /// The call that has its ids, or has not come, at which the line of bases from this one up ends.
+    fn last_missing<'a>(&'a self, call: &'a CallId) -> &'a CallId {
+        let up = |id: &&'a CallId| {
+            let call = self.find(id)?;
+            self.lines.get(&call).or_else(|| self.call(call).pending_base())
+        };
+        std::iter::successors(Some(call), up).last().unwrap_or(call)
+    }
+
+    /// Shortens the line of bases from this call up, so that nobody goes it twice.
+    fn shorten_line(&mut self, call: CallIndex, base: &CallId) {
+        let last = self.last_missing(base).clone();
+        self.lines.insert(call, last.clone());
+        let mut at = base.clone();
+        while at != last
+            && let Some(call) = self.find(&at)
+            && let Some(base) = self.call(call).pending_base().cloned()
+        {
+            at = self.lines.insert(call, last.clone()).unwrap_or(base);
+        }
     }
 
     /// The part of the base that a delta begins with, checked against its digest.
@@ -324,6 +345,7 @@ impl Forest {
         self.totals.generated_tokens += u64::from(generation_length);
         self.totals.empty_calls += u64::from(generation_length == 0);
         self.by_id.insert(facts.call_id.clone(), call);
+        self.array_bytes += size::of_facts(&facts);
         let stored = Call {
             id: facts.call_id,
             agent,
@@ -364,7 +386,9 @@ impl Forest {
             RecordedPrompt::Waiting(delta) => {
                 self.waiting.entry(delta.base.clone()).or_default().push(call);
                 self.totals.waiting_calls += 1;
+                self.shorten_line(call, &delta.base);
                 let pending = Pending { delta, generation: generation.into() };
+                self.array_bytes += size::of_pending(&pending);
                 self.calls[call.index()].tokens = CallTokens::Waiting(Box::new(pending));
                 false
             }
@@ -389,27 +413,35 @@ impl Forest {
         if self.tokens.block_count() > blocks_before {
             self.makers.push((BlockId::at(blocks_before), call));
         }
-        let tail = ids.as_chunks::<BLOCK_TOKENS>().1.into();
+        let tail: Box<[u32]> = ids.as_chunks::<BLOCK_TOKENS>().1.into();
+        self.array_bytes += size_of_val(&*tail);
         self.calls[call.index()].tokens = CallTokens::Placed { block, tail };
         if !generation.is_empty() {
             self.ends.insert(&self.tokens, &self.calls, call);
+            let agent = self.calls[call.index()].agent;
+            let (calls, texts) = (&self.calls, &mut self.agents.list[agent.index()].texts);
+            let order = calls[call.index()].order();
+            let place = texts.partition_point(|other| calls[other.index()].order() < order);
+            texts.insert(place, call);
         }
     }
 
     /// Takes a waiting or unresolved call out of what waits; gives back what it generated.
     fn forget_pending(&mut self, call: CallIndex) -> Vec<u32> {
         let placed = CallTokens::Placed { block: BlockId::ROOT, tail: Box::default() };
+        self.lines.remove(&call);
         match std::mem::replace(&mut self.calls[call.index()].tokens, placed) {
             CallTokens::Placed { .. } => Vec::new(),
             CallTokens::Unresolved(pending) => {
                 self.totals.unresolved_calls -= 1;
+                self.array_bytes -= size::of_pending(&pending);
                 pending.generation.into_vec()
             }
             CallTokens::Waiting(pending) => {
                 self.totals.waiting_calls -= 1;
-                if let Some(waiting) = self.waiting.get_mut(&pending.delta.base) {
-                    waiting.retain(|other| *other != call);
-                }
+                self.array_bytes -= size::of_pending(&pending);
+                // It stays among those that wait for its base, and is passed over when that comes: to look for it among
+                // thousands, each time, would take longer the more there are.
                 pending.generation.into_vec()
             }
         }
@@ -422,13 +454,15 @@ impl Forest {
         while let Some(base) = bases.pop_front() {
             let base_id = self.call(base).id.clone();
             for call in self.waiting.remove(&base_id).unwrap_or_default() {
-                let CallTokens::Waiting(pending) = &self.call(call).tokens else { continue };
+                self.lines.remove(&call);
+                let CallTokens::Waiting(pending) = &self.calls[call.index()].tokens else { continue };
                 let placement = match self.base_prefix(base, &pending.delta) {
                     Ok(prefix) => {
                         let (block, mut ids) = (prefix.block, prefix.tail.to_vec());
                         ids.extend_from_slice(&pending.delta.suffix);
-                        let generation = pending.generation.clone();
+                        let (generation, freed) = (pending.generation.clone(), size::of_pending(pending));
                         self.place(call, block, ids, &generation);
+                        self.array_bytes -= freed;
                         bases.push_back(call);
                         Placement::Placed
                     }
@@ -446,9 +480,8 @@ impl Forest {
         settled
     }
 
-    /// The calls that wait for this one, directly.
-    #[must_use]
-    pub fn waiting_for(&self, base: &CallId) -> &[CallIndex] {
+    /// The calls that waited for this one, directly; some may have come in full meanwhile.
+    fn waiting_for(&self, base: &CallId) -> &[CallIndex] {
         self.waiting.get(base).map_or(&[], Vec::as_slice)
     }
 }

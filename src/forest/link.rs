@@ -330,12 +330,9 @@ impl Forest {
 
     /// The latest call of the same agent that comes before this one in order and has its ids.
     fn previous_of_agent(&self, call: CallIndex) -> Option<CallIndex> {
-        let of_agent = &self.agents.get(self.call(call).agent).calls;
-        let place = of_agent.partition_point(|other| self.call(*other).order() < self.call(call).order());
-        of_agent[..place].iter().rev().copied().find(|other| {
-            let other = self.call(*other);
-            other.is_placed() && !other.is_empty()
-        })
+        let texts = &self.agents.get(self.call(call).agent).texts;
+        let place = texts.partition_point(|other| self.call(*other).order() < self.call(call).order());
+        texts[..place].last().copied()
     }
 }
 

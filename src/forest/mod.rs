@@ -17,6 +17,7 @@ mod index;
 pub mod link;
 pub mod plan;
 pub mod rows;
+pub(crate) mod size;
 pub mod tokens;
 
 use hashbrown::HashMap;
@@ -35,6 +36,8 @@ pub struct Agent {
     parent: Option<AgentIndex>,
     /// In the order (sequence, call id).
     calls: Vec<CallIndex>,
+    /// Of these, those that have their ids and generated some, in the same order.
+    texts: Vec<CallIndex>,
 }
 
 impl Agent {
@@ -61,6 +64,7 @@ impl Agent {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Agents {
     list: Vec<Agent>,
+    id_bytes: usize,
     by_id: HashMap<AgentId, AgentIndex>,
 }
 
@@ -74,7 +78,8 @@ impl Agents {
             return *known;
         }
         let agent = AgentIndex(u32::try_from(self.list.len()).unwrap_or(u32::MAX));
-        self.list.push(Agent { id: id.clone(), parent: None, calls: Vec::new() });
+        self.list.push(Agent { id: id.clone(), parent: None, calls: Vec::new(), texts: Vec::new() });
+        self.id_bytes += id.as_str().len();
         self.by_id.insert(id.clone(), agent);
         agent
     }
@@ -84,6 +89,7 @@ impl Agents {
 #[derive(Clone, Debug, Default)]
 struct Names {
     list: Vec<Name>,
+    text_bytes: usize,
     by_name: HashMap<Name, NameIndex>,
 }
 
@@ -94,6 +100,7 @@ impl Names {
         }
         let index = NameIndex(u32::try_from(self.list.len()).unwrap_or(u32::MAX));
         self.list.push(name.clone());
+        self.text_bytes += name.as_str().len();
         self.by_name.insert(name.clone(), index);
         index
     }
@@ -110,9 +117,13 @@ pub struct Forest {
     ends: EndIndex,
     /// Calls that wait for this base.
     waiting: HashMap<CallId, Vec<CallIndex>>,
+    /// For a call that waits: a call further up the line of bases that it waits for.
+    lines: HashMap<CallIndex, CallId>,
     /// The first block that a call made, for each call that made some; blocks of one call are consecutive.
     makers: Vec<(BlockId, CallIndex)>,
     totals: Totals,
+    /// Bytes of what calls hold by themselves: see [`size`].
+    array_bytes: usize,
 }
 
 /// Counts over all accepted calls of a rollout.

@@ -214,3 +214,43 @@ fn many_calls_continue_one_of_many_twins_of_another_agent() {
     let expected = |number: usize| format!("twin-{}", if number == 5 { 4 } else { number });
     assert!((0..MANY).all(|number| parent(number) == expected(number)), "the latest before it that is kept");
 }
+
+/// What is counted as it grows, counted anew.
+fn recounted(forest: &Forest) -> usize {
+    let of_tokens = |call: &Call| match &call.tokens {
+        CallTokens::Placed { tail, .. } => size_of_val(&**tail),
+        CallTokens::Waiting(pending) | CallTokens::Unresolved(pending) => size::of_pending(pending),
+    };
+    let of_call = |call: &Call| {
+        let logprobs = call.logprobs.as_ref().map_or(0, |values| size_of_val(&**values));
+        2 * call.id.as_str().len() + logprobs + of_tokens(call)
+    };
+    forest.calls().map(|(_, call)| of_call(call)).sum()
+}
+
+#[test]
+fn what_it_takes_is_counted_as_it_grows() {
+    let ids: Vec<u32> = (0..200).collect();
+    let longer: Vec<u32> = (0..204).collect();
+    let mut forest = Forest::default();
+    let empty = forest.resident_bytes();
+    let calls = [
+        new_call("c", "a", 3, delta("b", &longer, &[9; 70]), &[1, 2]),
+        new_call("other", "a", 4, delta("b", &[7; 9], &[9; 70]), &[1, 2]),
+        new_call("b", "a", 2, delta("a", &ids, &[200, 201, 202]), &[203]),
+        full("a", "a", 1, &ids[..199], &[199]),
+        full("other", "a", 4, &[5; 300], &[1, 2]),
+    ];
+    for call in &calls {
+        let before = forest.resident_bytes();
+        let JudgedCall::Record(record) = forest.judge_call(call.clone()).unwrap() else { panic!("{call:?} is new") };
+        let at_most = record.resident_bytes();
+        forest.apply_call(record);
+        assert_eq!(forest.array_bytes, recounted(&forest));
+        // What waited was counted when it came, but for the blocks that it makes now.
+        let blocks = if call.facts.call_id.as_str() == "a" { 10 * tokens::TokenStore::BLOCK_BYTES } else { 0 };
+        assert!(forest.resident_bytes() <= before + at_most + blocks, "{call:?}");
+    }
+    assert!(forest.calls().all(|(_, call)| call.is_placed()));
+    assert!(forest.resident_bytes() > empty + 5 * size::CALL_BYTES);
+}

@@ -138,6 +138,9 @@ impl TokenStore {
         self.links.len()
     }
 
+    /// Bytes that a block takes, its ids and its share of the tables.
+    pub(crate) const BLOCK_BYTES: usize = size_of::<Block>() + size_of::<Links>() + 3 * size_of::<u64>();
+
     /// How many ids a view holds.
     #[must_use]
     pub fn length(&self, view: View<'_>) -> usize {

@@ -89,10 +89,11 @@ impl Group {
         }
     }
 
-    /// An attempt at a member was opened.
-    pub fn opened(&mut self, rollout: &RolloutId, attempt: u32) {
+    /// An attempt at a member was opened; true for its first.
+    pub fn opened(&mut self, rollout: &RolloutId, attempt: u32) -> bool {
         let before = self.members.insert(rollout.clone(), (attempt, Member::Open));
         self.unfinished += usize::from(!before.is_some_and(|(_, member)| member.is_unfinished()));
+        before.is_none()
     }
 
     /// Somebody said its size; the first value stands.

@@ -1,19 +1,8 @@
 //! What a consumer group is, fixed by whoever made it, and the bounds that every group of a run shares.
 
-use super::unit::UnitKind;
+use crate::limits;
 
-/// How long a lease lasts without a sign of life of its consumer.
-pub const LEASE_MS: u64 = 60 * 60 * 1000;
-/// How long a nack may put a unit off.
-pub const MAX_NACK_DELAY_MS: u64 = 60 * 60 * 1000;
-/// How many units may be out at one consumer, whatever its credit.
-pub const MAX_UNITS_IN_FLIGHT: usize = 1024;
-/// How many units may wait in an ephemeral consumer group.
-pub const MAX_EPHEMERAL_WAITING_UNITS: usize = 4096;
-/// How many consumers may be in one consumer group at once.
-pub const MAX_CONSUMERS: usize = 1024;
-/// How many consumer groups one run may have.
-pub const MAX_CONSUMER_GROUPS: usize = 64;
+use super::unit::UnitKind;
 
 /// The bounds of a run's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,12 +25,12 @@ pub struct QueueBounds {
 impl Default for QueueBounds {
     fn default() -> Self {
         Self {
-            lease_ms: LEASE_MS,
-            max_nack_delay_ms: MAX_NACK_DELAY_MS,
-            max_units_in_flight: MAX_UNITS_IN_FLIGHT,
-            max_ephemeral_waiting_units: MAX_EPHEMERAL_WAITING_UNITS,
-            max_consumers: MAX_CONSUMERS,
-            max_consumer_groups: MAX_CONSUMER_GROUPS,
+            lease_ms: limits::LEASE_MS,
+            max_nack_delay_ms: limits::NACK_DELAY_MS_MAX,
+            max_units_in_flight: limits::CONSUMER_UNITS_IN_FLIGHT_MAX,
+            max_ephemeral_waiting_units: limits::EPHEMERAL_WAITING_UNITS_MAX,
+            max_consumers: limits::CONSUMER_GROUP_MEMBERS_MAX,
+            max_consumer_groups: limits::RUN_CONSUMER_GROUPS_MAX,
         }
     }
 }

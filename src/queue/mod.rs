@@ -47,10 +47,7 @@ mod unit;
 
 use std::collections::BTreeMap;
 
-pub use definition::{
-    ConsumerGroupMismatch, GroupDefinition, LEASE_MS, MAX_CONSUMER_GROUPS, MAX_CONSUMERS, MAX_EPHEMERAL_WAITING_UNITS,
-    MAX_NACK_DELAY_MS, MAX_UNITS_IN_FLIGHT, QueueBounds,
-};
+pub use definition::{ConsumerGroupMismatch, GroupDefinition, QueueBounds};
 pub use effect::{
     AckResult, Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, QueueEffect, ReleaseResult, Ticked,
 };

@@ -61,6 +61,7 @@ impl Rollout {
 impl OpenRollout {
     /// Applies a record; gives back how the rollout ended, if it did.
     fn apply(&mut self, record: RolloutRecord, now_ms: u64, applied: &mut Applied) -> Option<Discarded> {
+        self.facts.other_bytes += self.facts.other_bytes_of(&record);
         let facts = &mut self.facts;
         let ended = |reason: &str| Some(Discarded { reason: reason.to_owned(), disposition: Disposition::Unsaid });
         match record {

@@ -18,6 +18,7 @@ pub mod event;
 mod judge;
 pub mod run_settings;
 pub mod settings;
+mod size;
 pub mod status;
 pub mod view;
 mod wait;
@@ -67,6 +68,8 @@ pub struct Facts {
     pub without_missing: bool,
     /// Calls that had drift when they came, or when their ids were known.
     pub answered_drifts: u64,
+    /// Bytes that it takes besides the forest: see [`size`].
+    other_bytes: usize,
 }
 
 impl Facts {
@@ -187,6 +190,7 @@ impl Rollout {
             parents_given_up: false,
             without_missing: false,
             answered_drifts: 0,
+            other_bytes: 0,
         };
         Self::Open(Box::new(OpenRollout {
             facts,

@@ -5,13 +5,12 @@
 use std::sync::Arc;
 
 use crate::ids::{ConsumerGroupId, Name};
+use crate::limits;
 
 use super::settings::RolloutSettings;
 
 /// How often a unit is given out without an acknowledgement, unless the run says otherwise.
 pub const MAX_DELIVERIES: u32 = 5;
-/// How long a lease lasts, unless the run says otherwise.
-pub const LEASE_MS: u64 = HOUR_MS;
 /// How long an ended rollout is remembered, unless the run says otherwise.
 pub const TOMBSTONE_RETENTION_MS: u64 = 72 * HOUR_MS;
 
@@ -72,7 +71,7 @@ impl RunSettings {
         Self {
             rollout: Arc::new(RolloutSettings::with_default_policy(Name::literal("main"))),
             max_deliveries: MAX_DELIVERIES,
-            lease_ms: LEASE_MS,
+            lease_ms: limits::LEASE_MS,
             tombstone_retention_ms: TOMBSTONE_RETENTION_MS,
             consumer_groups: Vec::new(),
         }

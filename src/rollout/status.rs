@@ -148,7 +148,9 @@ fn agent_depth(facts: &Facts) -> u32 {
     for (agent, _) in facts.forest.agents() {
         let mut path = Vec::new();
         let mut at = Some(agent);
-        while let Some(agent) = at.filter(|at| !depths.contains_key(&at.index()) && !path.contains(&at.index())) {
+        // One that goes in a circle counts from where it was come to first.
+        while let Some(agent) = at.filter(|at| !depths.contains_key(&at.index())) {
+            depths.insert(agent.index(), 0);
             path.push(agent.index());
             at = facts.forest.agent(agent).parent();
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -300,29 +301,21 @@ fn noticed(shared: &Shared, notice: &Notice) -> Option<v1::ReportResponse> {
     Some(v1::ReportResponse { response: Some(report_response::Response::Notice(notice)) })
 }
 
-/// Bytes that a request is reckoned with: its arrays, and something for the rest.
+/// Bytes that a request is reckoned with: as it was sent, and what its parts take besides.
 fn weight(request: &v1::ReportRequest) -> usize {
     const REST_BYTES: usize = 512;
-    let lists = |seal: &v1::Seal| {
-        let lists = seal.kept.iter().flat_map(|kept| kept.agents.values());
-        lists.flat_map(|list| &list.call_ids).map(|id| id.len() + size_of::<String>()).sum::<usize>()
-    };
-    let arrays = match &request.event {
-        Some(report_request::Event::Call(call)) => {
-            let prompt = match call.prompt.as_ref().and_then(|prompt| prompt.prompt.as_ref()) {
-                Some(v1::prompt::Prompt::TokenIds(ids)) => ids.len(),
-                Some(v1::prompt::Prompt::Delta(delta)) => delta.suffix_token_ids.len(),
-                None => 0,
-            };
-            prompt + call.generation_token_ids.len() + call.generation_logprobs.as_ref().map_or(0, bytes::Bytes::len)
-        }
-        Some(report_request::Event::Seal(seal)) => lists(seal),
-        Some(report_request::Event::Finish(finish)) => finish.seal.as_ref().map_or(0, lists),
+    // The shortest id takes more as a text of its own than in a message.
+    let texts = |lists: &v1::KeptCalls| lists.agents.values().map(|list| list.call_ids.len()).sum();
+    let of_seal = |seal: &v1::Seal| seal.kept.as_ref().map_or(0, texts);
+    let texts: usize = match &request.event {
+        Some(report_request::Event::Seal(seal)) => of_seal(seal),
+        Some(report_request::Event::Finish(finish)) => finish.seal.as_ref().map_or(0, of_seal),
         Some(report_request::Event::AgentEnd(end)) => {
-            end.kept.iter().flat_map(|list| &list.call_ids).map(|id| id.len() + size_of::<String>()).sum()
+            end.answers_read_agent_ids.len() + end.kept.as_ref().map_or(0, |list| list.call_ids.len())
         }
         Some(
-            report_request::Event::Open(_)
+            report_request::Event::Call(_)
+            | report_request::Event::Open(_)
             | report_request::Event::AgentStart(_)
             | report_request::Event::Reward(_)
             | report_request::Event::Credit(_)
@@ -331,7 +324,7 @@ fn weight(request: &v1::ReportRequest) -> usize {
         )
         | None => 0,
     };
-    arrays + REST_BYTES
+    request.encoded_len() + texts * size_of::<String>() + REST_BYTES
 }
 
 #[cfg(test)]
@@ -354,7 +347,8 @@ mod tests {
     #[tokio::test]
     async fn a_batch_begins_when_there_is_room_for_all_of_it() {
         let log = Arc::new(MemoryLog::forgetting());
-        let options = StoreOptions { log, clock: Clock::manual(), telemetry: Telemetry::new() };
+        let options =
+            StoreOptions { log, clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 20 };
         // Nobody answers the commands, so that a batch stops where it asks for its first rollout.
         let (store, mut commands) = Store::new(options, Position::default());
         let drain = Arc::new(watch::Sender::new(false));

@@ -5,20 +5,19 @@
 //! Never does: hold a lock over an `.await`, or decide anything that `rollout`, `queue` or `store` should.
 
 mod admin;
+mod connection;
 pub mod convert;
 mod harness;
 mod inspect;
+mod receive;
 pub mod status;
 mod trainer;
 mod watching;
 
-use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::Stream;
-use futures_util::stream::unfold;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::server::NamedService;
 use tonic::transport::Server;
@@ -89,8 +88,6 @@ impl Shared {
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// How long it may take to answer.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long until the next try when no connection can be taken.
-const ACCEPT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a client whose stream ended in a drain should wait before it connects again.
 const DRAIN_RETRY_AFTER_MS: u64 = 2000;
 
@@ -135,6 +132,7 @@ pub async fn serve(
     });
     // Messages from clients may be large (a call with its whole prompt); what is sent to trainers comes in parts.
     let receive = limits::REQUEST_MESSAGE_BYTES_MAX;
+    let clock = shared.store.clock().clone();
     let served = Server::builder()
         // One unread stream must not stop its neighbours: see the relation in `limits`.
         .initial_stream_window_size(limits::HTTP2_STREAM_WINDOW_BYTES)
@@ -142,9 +140,12 @@ pub async fn serve(
         .max_concurrent_streams(limits::HTTP2_CONNECTION_STREAMS_MAX)
         // Large frames: 32k-token calls went from 1.5 to 2.5 GB/s with them.
         .max_frame_size(limits::HTTP2_FRAME_BYTES)
+        .http2_max_header_list_size(limits::HTTP2_HEADER_LIST_BYTES_MAX)
         // A peer that is gone without a word is noticed, and its leases end.
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        // What has come of messages that are not whole, however long they say they are.
+        .layer(receive::ReceiveLayer::new(clock.clone()))
         .add_service(health_service)
         .add_service(reflection)
         .add_service(older_reflection)
@@ -154,7 +155,7 @@ pub async fn serve(
         .add_service(TrainerServiceServer::new(trainer::Trainer::new(shared.clone())))
         .add_service(InspectServiceServer::new(inspect::Inspect::new(shared.clone())))
         .add_service(AdminServiceServer::new(admin::Admin::new(shared)))
-        .serve_with_incoming_shutdown(connections(listener), stopping)
+        .serve_with_incoming_shutdown(connection::connections(listener, clock), stopping)
         .await;
     drains.abort();
     Ok(served?)
@@ -165,30 +166,6 @@ fn described() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-}
-
-/// Connections as they come.
-fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpStream>> {
-    unfold(listener, |listener| async {
-        let stream = next_connection(&listener).await;
-        Some((stream.set_nodelay(true).map(|()| stream), listener))
-    })
-}
-
-/// The next connection. The transport's own listener would try again at once, and for ever, while none can be taken for want of
-/// descriptors; this one says so, and waits between two tries.
-async fn next_connection(listener: &TcpListener) -> TcpStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            // That one was gone before it was taken.
-            Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
-            Err(error) => {
-                tracing::warn!(%error, "no connection can be taken");
-                tokio::time::sleep(ACCEPT_INTERVAL).await;
-            }
-        }
-    }
 }
 
 /// What health checks are answered while it drains.

@@ -19,7 +19,7 @@ use crate::limits;
 use crate::proto::v1::{self, subscribe_request, subscribe_response};
 use crate::queue::{ConsumerId, UnitId, UnitKind};
 use crate::rollout::run_settings::Unit;
-use crate::store::sequencer::{Command, Subscription, ToConsumer, UnitDelivery};
+use crate::store::sequencer::{AckOutcome, Command, Subscription, ToConsumer, UnitDelivery};
 
 use super::convert::fields::{duration_ms, identifier, optional_identifier};
 use super::convert::parts::{UnitHead, UnitParts, UnitRows};
@@ -32,18 +32,10 @@ pub(super) struct Trainer {
     shared: Shared,
 }
 
-/// Messages on their way to one trainer, at most 2 MiB each.
-const MESSAGES_OUTSTANDING: usize = 4;
-/// News for one consumer that may wait besides its units.
-const NEWS_OUTSTANDING: usize = 256;
-// Answers to acknowledgements leave room for other news.
-const _: () = assert!(limits::ACK_ANSWERS_OUTSTANDING_MAX < NEWS_OUTSTANDING);
 /// How often a silent subscription says what it waits for.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// The shortest interval that a subscriber may ask for.
 const HEARTBEAT_INTERVAL_MS_MIN: u64 = 1000;
-/// How long a subscriber may leave so many answers unread that no more of its acknowledgements are taken.
-const UNREAD_MS_MAX: u64 = 30_000;
 /// How long a subscriber that did not read should wait before it subscribes again.
 const SLOW_RETRY_AFTER_MS: u64 = 1000;
 
@@ -57,7 +49,7 @@ impl v1::trainer_service_server::TrainerService for Trainer {
         &self,
         request: Request<Streaming<v1::SubscribeRequest>>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let (outgoing, responses) = mpsc::channel(MESSAGES_OUTSTANDING);
+        let (outgoing, responses) = mpsc::channel(limits::TRAINER_MESSAGES_OUTSTANDING_MAX);
         tokio::spawn(serve(self.shared.clone(), request.into_inner(), outgoing));
         Ok(Response::new(ReceiverStream::new(responses)))
     }
@@ -219,7 +211,7 @@ async fn join(
         }
     };
     let refused = |refusal: Refusal| status::status(&refusal, None);
-    let (sender, line) = mpsc::channel(limits::CONSUMER_UNITS_IN_FLIGHT_MAX + NEWS_OUTSTANDING);
+    let (sender, line) = mpsc::channel(limits::CONSUMER_UNITS_IN_FLIGHT_MAX + limits::CONSUMER_NEWS_OUTSTANDING_MAX);
     let heartbeat_ms = heartbeat_ms(&message).map_err(refused)?;
     let subscription = subscription(shared, &message, sender).map_err(refused)?;
     let (consumer, ephemeral) = (subscription.consumer, subscription.ephemeral);
@@ -278,6 +270,13 @@ fn subscription(
         "units",
         "subscription.held_unit_ids",
     )?;
+    let held_bytes: usize = message.held_unit_ids.iter().map(String::len).sum();
+    convert::fields::at_most(
+        held_bytes,
+        limits::HELD_UNITS_BYTES_MAX,
+        "bytes of unit ids",
+        "subscription.held_unit_ids",
+    )?;
     let settings = message.settings.as_ref();
     let settings =
         settings.map(|settings| convert::settings::consumer_group_settings(settings, "subscription.settings"));
@@ -315,7 +314,7 @@ async fn read(
                 let clock = shared.store.clock();
                 tokio::select! {
                     () = acks.begin(&command) => {}
-                    () = clock.wait_until(Some(clock.now_ms().saturating_add(UNREAD_MS_MAX))) => {
+                    () = clock.wait_until(Some(clock.now_ms().saturating_add(limits::TRAINER_UNREAD_MS_MAX))) => {
                         return End::Broken(Some(too_slow()));
                     }
                 }
@@ -374,7 +373,7 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) -> Wrote {
             Some(ToConsumer::Unit(_)) if joined.leaving.load(Ordering::Relaxed) => true,
             Some(ToConsumer::Unit(delivery)) => send_unit(&shared, *delivery, &outgoing).await,
             Some(ToConsumer::Acks(results)) => {
-                let sent = send(&outgoing, messages::ack_result(&results, joined.ephemeral)).await;
+                let sent = send_results(&outgoing, &results, joined.ephemeral).await;
                 joined.acks.answered(results.len());
                 sent
             }
@@ -406,6 +405,29 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) -> Wrote {
 
 async fn send(outgoing: &Sender, response: subscribe_response::Response) -> bool {
     outgoing.send(Ok(v1::SubscribeResponse { response: Some(response) })).await.is_ok()
+}
+
+/// Sends what became of units, in messages of bounded size.
+async fn send_results(outgoing: &Sender, results: &[(UnitId, AckOutcome)], ephemeral: bool) -> bool {
+    const ENTRY_BYTES: usize = 16;
+    let mut rest = results;
+    loop {
+        let mut bytes = 0;
+        let fits = |(unit, _): &&(UnitId, AckOutcome)| {
+            bytes += unit.as_str().len() + ENTRY_BYTES;
+            bytes <= limits::UNIT_MESSAGE_BYTES_MAX
+        };
+        // One always goes, however long its id.
+        let count = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        let (now, later) = rest.split_at(count);
+        if !send(outgoing, messages::ack_result(now, ephemeral)).await {
+            return false;
+        }
+        if later.is_empty() {
+            return true;
+        }
+        rest = later;
+    }
 }
 
 async fn send_heartbeat(shared: &Shared, consumer: ConsumerId, outgoing: &Sender) -> bool {

@@ -13,6 +13,7 @@ use crate::rollout::event::Discarded;
 use crate::rollout::run_settings::RunSettings;
 
 use super::RolloutKey;
+use super::memory::Share;
 use super::sequencer::AckOutcome;
 
 /// How a rollout's attempt ended.
@@ -54,6 +55,8 @@ pub enum Sequenced {
         unix_ms: u64,
         /// When, on the store's clock.
         at_ms: u64,
+        /// What it holds in memory.
+        share: Arc<Share>,
     },
     /// A rollout ended without rows.
     Discarded {

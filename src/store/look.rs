@@ -9,7 +9,7 @@ use crate::rollout::Rollout;
 use crate::rollout::view::RolloutView;
 
 use super::effect::Ended;
-use super::{RolloutKey, Slot, Store};
+use super::{Live, RolloutKey, Slot, Store};
 
 impl Store {
     /// Reads a rollout, or how it ended.
@@ -66,7 +66,7 @@ impl Store {
             finalised_unix_ms: live.finalised_unix_ms,
             settings_version: live.settings_version,
             refused_requests: live.refused_requests,
-            resident_bytes: facts.forest.stored_tokens() as u64 * 4 + facts.forest.totals().generated_tokens * 4,
+            resident_bytes: live.rollout.resident_bytes(),
             next_deadline_in_ms: next_deadline.map(|deadline| deadline.saturating_sub(self.clock.now_ms())),
             rollout: &mut live.rollout,
         })))
@@ -91,8 +91,16 @@ impl Store {
         if let Slot::Live(live) = &mut *entry.slot.lock()
             && live.attempt == about.attempt
         {
-            live.refused_requests += 1;
+            self.refused(live, call, reason);
+        }
+    }
+
+    /// A request about a rollout was refused. What calls those were is not remembered while memory is short.
+    pub(super) fn refused(&self, live: &mut Live, call: Option<&CallId>, reason: Reason) {
+        live.refused_requests += 1;
+        if !self.memory.is_short() {
             live.rollout.note_refusal(call, reason.as_str());
+            live.measure();
         }
     }
 

@@ -5,14 +5,17 @@
 //! more than one rollout to judge, or concerns groups, consumers and runs, is asked of the one *sequencing task*
 //! ([`sequencer`]), which owns them and takes the effects of records in the order of their positions, once durable.
 //!
-//! Lock order: a rollout's lock, then the journal's or a watcher's; never two rollouts. No lock is held over an `.await`, and a guard of the map
-//! is dropped in the statement that takes it.
+//! What all of it holds in memory is counted in [`memory`], which says what is refused when that is short.
+//!
+//! Lock order: a rollout's lock, then the journal's or a watcher's; never two rollouts. No lock is held over an `.await`, and a
+//! guard of the map is dropped in the statement that takes it.
 
 pub mod clock;
 pub mod effect;
 mod figures;
 pub mod image;
 mod look;
+pub mod memory;
 pub mod replay;
 pub mod report;
 pub mod sequencer;
@@ -38,6 +41,7 @@ use crate::telemetry::{RunMetrics, Telemetry};
 
 use clock::Clock;
 use effect::{Ended, Notice, Sequenced};
+use memory::{Memory, Share};
 use sequencer::Command;
 use timers::Timers;
 
@@ -89,6 +93,10 @@ pub(crate) struct Live {
     pub(crate) last_position: Position,
     /// Who reported the calls that wait for their base.
     pub(crate) reporters: HashMap<CallIndex, ReporterId>,
+    /// What it holds in memory.
+    pub(crate) share: Arc<Share>,
+    /// Of this, the texts of its ids.
+    pub(crate) texts_bytes: u64,
 }
 
 /// A stream of reports, to which notices can be sent.
@@ -134,6 +142,8 @@ pub struct StoreOptions {
     pub clock: Clock,
     /// Where figures go.
     pub telemetry: Arc<Telemetry>,
+    /// What rollouts may hold in memory.
+    pub memory_budget_bytes: u64,
 }
 
 /// All live rollouts.
@@ -148,19 +158,15 @@ pub struct Store {
     reporters: DashMap<ReporterId, mpsc::Sender<Notice>>,
     next_id: AtomicU64,
     in_flight: Arc<Semaphore>,
+    memory: Arc<Memory>,
     draining: AtomicBool,
 }
-
-/// Requests to the sequencing task on their way.
-const COMMANDS_MAX: usize = 4096;
-/// Notices on their way to one stream; more are not sent, since the seal's answer says the same.
-const NOTICES_MAX: usize = 1024;
 
 impl Store {
     /// A store without rollouts, and what its sequencing task takes commands from.
     #[must_use]
     pub fn new(options: StoreOptions, last: Position) -> (Arc<Self>, mpsc::Receiver<Command>) {
-        let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
+        let (commands, receiver) = mpsc::channel(limits::COMMANDS_OUTSTANDING_MAX);
         let store = Self {
             rollouts: DashMap::new(),
             runs: DashMap::new(),
@@ -172,6 +178,7 @@ impl Store {
             reporters: DashMap::new(),
             next_id: AtomicU64::new(1),
             in_flight: Arc::new(Semaphore::new(limits::IN_FLIGHT_BYTES_MAX)),
+            memory: Memory::new(options.memory_budget_bytes),
             draining: AtomicBool::new(false),
         };
         (Arc::new(store), receiver)
@@ -187,6 +194,12 @@ impl Store {
     #[must_use]
     pub fn telemetry(&self) -> &Arc<Telemetry> {
         &self.telemetry
+    }
+
+    /// What rollouts hold in memory.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     /// Waits until what was judged from this position may be answered.
@@ -217,7 +230,7 @@ impl Store {
     /// A new stream of reports, and the notices for it.
     pub fn reporter(&self) -> (ReporterId, mpsc::Receiver<Notice>) {
         let id = ReporterId(self.next_id());
-        let (sender, receiver) = mpsc::channel(NOTICES_MAX);
+        let (sender, receiver) = mpsc::channel(limits::STREAM_NOTICES_OUTSTANDING_MAX);
         self.reporters.insert(id, sender);
         (id, receiver)
     }

@@ -72,6 +72,7 @@ impl Sequencer {
         let (before, calls_before) = (OpenFacts::of(&live.rollout), live.rollout.facts().forest.call_count());
         let applied = live.rollout.apply(record, store.clock.now_ms());
         live.last_position = position;
+        live.measure();
         let (sequenced, ended) = store.sequenced(key, live, &applied.effects);
         let now = OpenFacts::of(&live.rollout).filter(|_| ended.is_none());
         live.run.counts.moved(before, now);

@@ -1,7 +1,6 @@
-//! The way of an event: find the rollout, judge, log, apply; and of what a clock decides.
+//! The way of an event: find the rollout, judge, log, apply.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
 
@@ -10,13 +9,15 @@ use crate::forest::Placement;
 use crate::forest::call::CallIndex;
 use crate::forest::link::Verdict;
 use crate::ids::{CallId, RolloutRef};
+use crate::limits;
 use crate::log::{Position, Record};
 use crate::rollout::event::{Disposition, Effect, Event, RolloutRecord};
 use crate::rollout::{Judgement, Rollout};
 
 use super::effect::{Ended, Notice, Outcome, Sequenced};
+use super::memory::Growth;
 use super::sequencer::{Admission, Command};
-use super::{Entry, Live, OpenFacts, ReporterId, RolloutKey, Slot, Store, figures};
+use super::{Live, OpenFacts, ReporterId, RolloutKey, Slot, Store, figures};
 
 /// What an event was answered, and from which record it was judged: the answer leaves when that is durable.
 #[derive(Debug)]
@@ -60,9 +61,6 @@ struct Reported<'a> {
     stored: bool,
 }
 
-/// How often an event is tried again when its rollout was removed, or superseded, between two steps.
-const TRIES_MAX: usize = 8;
-
 impl Store {
     /// Takes one event. `describe` makes of the rollout, under its lock, what the answer says about it; it gets the call and
     /// its verdict if the event is a call.
@@ -89,7 +87,7 @@ impl Store {
     ) -> Answer<T> {
         let key = reference.key();
         let mut reported = Reported { reference, key: &key, reporter, admitted: false, stored: false };
-        for _ in 0..TRIES_MAX {
+        for _ in 0..limits::REPORT_TRIES_MAX {
             let judged;
             (event, judged) = match self.try_report(&reported, event, &describe) {
                 Tried::Answered(answer) => return answer,
@@ -218,8 +216,10 @@ impl Store {
         describe: &impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
     ) -> Answer<T> {
         live.heard_unix_ms = self.clock.unix_ms();
+        live.share.heard(self.clock.now_ms());
         let call_id = call_id(&event);
-        let reply = match live.rollout.judge(event) {
+        let growth = growth(&event, &live.rollout);
+        let reply = match self.judge_growth(live, growth, call_id.as_ref(), live.rollout.judge(event)) {
             Judgement::Heard => {
                 live.rollout.heard(self.clock.now_ms());
                 Reply::Accepted(describe(&mut live.rollout, None), None)
@@ -234,8 +234,7 @@ impl Store {
                 if reported.stored { Reply::Accepted(described, None) } else { Reply::Duplicate(described) }
             }
             Judgement::Refused(refusal, mark) => {
-                live.refused_requests += 1;
-                live.rollout.note_refusal(call_id.as_ref(), refusal.reason.as_str());
+                self.refused(live, call_id.as_ref(), refusal.reason);
                 if let Some(mark) = mark {
                     self.apply_record(reported.key, live, mark, None);
                 }
@@ -249,8 +248,18 @@ impl Store {
         Answer { reply, position: live.last_position }
     }
 
+    /// What was judged good may still have no room in memory.
+    fn judge_growth(&self, live: &Live, growth: Growth, call: Option<&CallId>, judged: Judgement) -> Judgement {
+        let Judgement::Record(record) = &judged else { return judged };
+        let bytes = live.rollout.facts().bytes_of(record) as u64;
+        match self.memory.judge_growth(&live.share, growth, bytes, self.clock.now_ms()) {
+            Ok(()) => judged,
+            Err(refusal) => Judgement::Refused(call.into_iter().fold(refusal, Refusal::call), None),
+        }
+    }
+
     /// Logs and applies a record of a rollout, under its lock. Says how the rollout ended, if it did.
-    fn apply_record(
+    pub(super) fn apply_record(
         &self,
         key: &RolloutKey,
         live: &mut Live,
@@ -264,6 +273,7 @@ impl Store {
         let before = (OpenFacts::of(&live.rollout), figures::deltas_of(live), live.rollout.facts().forest.call_count());
         live.run.watchers.rollout_changes(&key.rollout, live.rollout.facts().group.as_ref());
         let applied = live.rollout.apply(record, self.clock.now_ms());
+        live.measure();
         let (sequenced, ended) = self.sequenced(key, live, &applied.effects);
         live.last_position = self.journal.append(frame, sequenced);
         self.tell_reporters(key, live, &applied.effects);
@@ -295,8 +305,9 @@ impl Store {
                 Effect::Finalised(rollout) => {
                     let (unix_ms, at_ms) = (self.clock.unix_ms(), self.clock.now_ms());
                     live.finalised_unix_ms = Some(unix_ms);
-                    let rollout = Arc::clone(rollout);
-                    return (Some(Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms }), None);
+                    live.share.closed();
+                    let (rollout, share) = (Arc::clone(rollout), Arc::clone(&live.share));
+                    return (Some(Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms, share }), None);
                 }
                 Effect::Discarded(discarded) => {
                     let facts = live.rollout.facts();
@@ -328,67 +339,31 @@ impl Store {
             self.notify(reporter, Notice { position, key, attempt, call: id, placement });
         }
     }
+}
 
-    /// Has a clock look at the rollout when it may next have something to decide.
-    pub(crate) fn set_timer(&self, key: &RolloutKey, entry: &Entry, live: &Live) {
-        let Some(deadline) = live.rollout.next_deadline_ms() else { return self.clear_timer(key, entry) };
-        let set = entry.timer_at_ms.load(Ordering::Relaxed);
-        if deadline < set {
-            entry.timer_at_ms.store(deadline, Ordering::Relaxed);
-            self.timers.set(deadline, set, key);
+impl Live {
+    /// Counts what it holds. What is finalised holds what it held, and what is made of it is counted with that.
+    pub(super) fn measure(&self) {
+        if self.finalised_unix_ms.is_none() {
+            let (held, refused) = (self.rollout.resident_bytes(), self.rollout.refused_bytes());
+            self.share.set(self.texts_bytes + held + refused);
         }
     }
+}
 
-    /// No clock has anything to decide of the rollout any more.
-    pub(crate) fn clear_timer(&self, key: &RolloutKey, entry: &Entry) {
-        let set = entry.timer_at_ms.swap(u64::MAX, Ordering::Relaxed);
-        if set != u64::MAX {
-            self.timers.clear(set, key);
+/// What an event is to the memory of its rollout.
+fn growth(event: &Event, rollout: &Rollout) -> Growth {
+    match event {
+        Event::Seal(_) | Event::Reward(_) | Event::Finish(..) | Event::Discard { .. } => Growth::Ends,
+        Event::Open(_) | Event::Call { .. } | Event::AgentStart(_) | Event::AgentEnd(_) | Event::Heartbeat => {
+            if rollout.facts().seal.is_some() { Growth::GoesOnSealed } else { Growth::GoesOn }
         }
-    }
-
-    /// Looks at rollouts whose deadline has come, for ever.
-    pub async fn run_timers(&self) {
-        loop {
-            tokio::select! {
-                () = self.clock.wait_until(self.timers.first_ms()) => {}
-                () = self.timers.earlier() => continue,
-            }
-            for key in self.timers.due(self.clock.now_ms(), TIMERS_AT_ONCE) {
-                self.deadline_came(&key);
-            }
-            tokio::task::yield_now().await;
-        }
-    }
-
-    fn deadline_came(&self, key: &RolloutKey) {
-        let Some(entry) = self.entry(key) else { return };
-        let now_ms = self.clock.now_ms();
-        let mut slot = entry.slot.lock();
-        entry.timer_at_ms.store(u64::MAX, Ordering::Relaxed);
-        let Slot::Live(live) = &mut *slot else { return };
-        while let Some(decision) = live.rollout.due(now_ms) {
-            tracing::info!(run = %key.run, rollout = %key.rollout, ?decision, "a deadline decided");
-            let (_, ended) = self.apply_record(key, live, RolloutRecord::Decision(decision), None);
-            if let Some(ended) = ended {
-                let position = live.last_position;
-                *slot = Slot::Ended(ended, position);
-                return;
-            }
-        }
-        if live.rollout.next_deadline_ms().is_some_and(|deadline| deadline <= now_ms) {
-            live.rollout.deadline_passed(now_ms);
-        }
-        self.set_timer(key, &entry, live);
     }
 }
 
 fn call_id(event: &Event) -> Option<CallId> {
     if let Event::Call { call, .. } = event { Some(call.facts.call_id.clone()) } else { None }
 }
-
-/// Rollouts that the timer task looks at before it lets others run.
-const TIMERS_AT_ONCE: usize = 64;
 
 /// What an event for this attempt is answered by a tombstone; nothing if the attempt may still be opened.
 fn ended_reply<T>(ended: &Ended, attempt: u32) -> Option<Reply<T>> {

@@ -1,15 +1,19 @@
 //! Deadlines of rollouts: which to look at next.
 //!
 //! Each rollout that a clock may decide of has one entry, and a rollout that has ended has none: most end long before their
-//! deadline. One that moved later is found to be early when it comes up, and is set again. The task that waits for them stands in
-//! [`super::report`].
+//! deadline. One that moved later is found to be early when it comes up, and is set again. [`Store::run_timers`] waits for
+//! them and has each decide.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::RolloutKey;
+use crate::limits;
+use crate::rollout::event::RolloutRecord;
+
+use super::{Entry, Live, RolloutKey, Slot, Store};
 
 /// Deadlines in order.
 #[derive(Default)]
@@ -64,5 +68,60 @@ impl Timers {
     /// Waits until an earlier deadline was set.
     pub(crate) async fn earlier(&self) {
         self.earlier.notified().await;
+    }
+}
+
+impl Store {
+    /// Has a clock look at the rollout when it may next have something to decide.
+    pub(crate) fn set_timer(&self, key: &RolloutKey, entry: &Entry, live: &Live) {
+        let Some(deadline) = live.rollout.next_deadline_ms() else { return self.clear_timer(key, entry) };
+        let set = entry.timer_at_ms.load(Ordering::Relaxed);
+        if deadline < set {
+            entry.timer_at_ms.store(deadline, Ordering::Relaxed);
+            self.timers.set(deadline, set, key);
+        }
+    }
+
+    /// No clock has anything to decide of the rollout any more.
+    pub(crate) fn clear_timer(&self, key: &RolloutKey, entry: &Entry) {
+        let set = entry.timer_at_ms.swap(u64::MAX, Ordering::Relaxed);
+        if set != u64::MAX {
+            self.timers.clear(set, key);
+        }
+    }
+
+    /// Looks at rollouts whose deadline has come, for ever.
+    pub async fn run_timers(&self) {
+        loop {
+            tokio::select! {
+                () = self.clock.wait_until(self.timers.first_ms()) => {}
+                () = self.timers.earlier() => continue,
+            }
+            for key in self.timers.due(self.clock.now_ms(), limits::TIMERS_AT_ONCE) {
+                self.deadline_came(&key);
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn deadline_came(&self, key: &RolloutKey) {
+        let Some(entry) = self.entry(key) else { return };
+        let now_ms = self.clock.now_ms();
+        let mut slot = entry.slot.lock();
+        entry.timer_at_ms.store(u64::MAX, Ordering::Relaxed);
+        let Slot::Live(live) = &mut *slot else { return };
+        while let Some(decision) = live.rollout.due(now_ms) {
+            tracing::info!(run = %key.run, rollout = %key.rollout, ?decision, "a deadline decided");
+            let (_, ended) = self.apply_record(key, live, RolloutRecord::Decision(decision), None);
+            if let Some(ended) = ended {
+                let position = live.last_position;
+                *slot = Slot::Ended(ended, position);
+                return;
+            }
+        }
+        if live.rollout.next_deadline_ms().is_some_and(|deadline| deadline <= now_ms) {
+            live.rollout.deadline_passed(now_ms);
+        }
+        self.set_timer(key, &entry, live);
     }
 }

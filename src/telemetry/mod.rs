@@ -38,6 +38,7 @@ pub struct Telemetry {
     runs: RwLock<HashMap<RunId, Arc<RunMetrics>>>,
     refused: Vec<Counter>,
     in_flight_bytes: Gauge,
+    memory_bytes: [Gauge; 2],
     report_streams: Gauge,
     durable_answer: Histogram,
     waiting_on: Vec<Gauge>,
@@ -57,6 +58,7 @@ impl Telemetry {
             refused: Reason::ALL.iter().map(by_reason).collect(),
             waiting_on: WaitingOn::ALL.iter().map(by_who).collect(),
             in_flight_bytes: registry.gauge(&names::IN_FLIGHT_BYTES, &[]),
+            memory_bytes: [&names::RESIDENT_BYTES, &names::MEMORY_BUDGET_BYTES].map(|of| registry.gauge(of, &[])),
             report_streams: registry.gauge(&names::REPORT_STREAMS, &[]),
             durable_answer: registry.histogram(&names::DURABLE_ANSWER_SECONDS, &[]),
             runs: RwLock::default(),
@@ -114,6 +116,13 @@ impl Telemetry {
     /// So many bytes are between arrival and durable answer, for as long as this is held.
     pub fn in_flight(&self, bytes: usize) -> Held {
         Held::new(&self.in_flight_bytes, bytes as u64)
+    }
+
+    /// Rollouts hold so many bytes of what they may hold.
+    pub fn set_memory(&self, resident_bytes: u64, budget_bytes: u64) {
+        let [resident, budget] = &self.memory_bytes;
+        resident.set(registry::number(resident_bytes));
+        budget.set(registry::number(budget_bytes));
     }
 
     /// A stream of reports is open, for as long as this is held.

@@ -80,6 +80,10 @@ metrics! {
         "Calls sent as deltas that must be sent again in full.";
     IN_FLIGHT_BYTES: GAUGE "hedgerow_in_flight_bytes" in Bytes by []
         "Bytes of messages and records between their arrival and their durable answer.";
+    RESIDENT_BYTES: GAUGE "hedgerow_resident_bytes" in Bytes by []
+        "Bytes that rollouts, groups and tombstones hold in memory.";
+    MEMORY_BUDGET_BYTES: GAUGE "hedgerow_memory_budget_bytes" in Bytes by []
+        "What these may be before new groups (80 %) and calls (100 %) are refused.";
     REPORT_STREAMS: GAUGE "hedgerow_report_streams" in Count by []
         "Open streams of reports.";
     DURABLE_ANSWER_SECONDS: IN_SECONDS "hedgerow_durable_answer_seconds" in Seconds by []

@@ -26,7 +26,12 @@ use crate::service::{TestService, about, call, ids, seal, subscription};
 /// The state that a log's records give.
 pub(crate) fn replayed(log: &Arc<MemoryLog>) -> Image {
     let before = length(log);
-    let options = StoreOptions { log: log.clone(), clock: Clock::manual(), telemetry: Telemetry::new() };
+    let options = StoreOptions {
+        log: log.clone(),
+        clock: Clock::manual(),
+        telemetry: Telemetry::new(),
+        memory_budget_bytes: hedgerow::limits::MEMORY_BUDGET_BYTES,
+    };
     let (store, _commands) = Store::new(options, Position(before));
     let mut sequencer = Sequencer::new(store);
     assert_eq!(sequencer.replay(log.as_ref()).unwrap(), Position(before));

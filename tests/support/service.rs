@@ -37,11 +37,19 @@ impl TestService {
         Self::start_on(Arc::new(MemoryLog::forgetting())).await
     }
 
+    /// A service with a log that forgets, whose rollouts may hold so much in memory.
+    pub(crate) async fn start_with_memory(memory_budget_bytes: u64) -> Self {
+        Self::start_as(ServiceOptions { memory_budget_bytes, ..ServiceOptions::default() }).await
+    }
+
     /// A service on this log, which is replayed first.
     pub(crate) async fn start_on(log: Arc<dyn Log>) -> Self {
+        Self::start_as(ServiceOptions { log, ..ServiceOptions::default() }).await
+    }
+
+    async fn start_as(options: ServiceOptions) -> Self {
         let clock = Clock::manual();
-        let options =
-            ServiceOptions { log, clock: clock.clone(), telemetry: Telemetry::new(), ..ServiceOptions::default() };
+        let options = ServiceOptions { clock: clock.clone(), telemetry: Telemetry::new(), ..options };
         let running = service::start(options).await.expect("the service starts");
         Self { running, clock }
     }

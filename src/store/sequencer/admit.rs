@@ -25,8 +25,9 @@ impl Sequencer {
             let message = "the service is about to stop; connect again after the delay";
             return Err(Refusal::new(Reason::Draining, message).retry_after_ms(1000));
         }
-        let Some(entry) = self.store.entry(&key) else { return self.admit_new(&key, admission, None) };
+        let Some(entry) = self.store.entry(&key) else { return self.admit_new(&key, admission, None, false) };
         let mut slot = entry.slot.lock();
+        let replaces_open = matches!(&*slot, Slot::Live(_));
         let old_group = match &mut *slot {
             Slot::Live(live) if live.attempt == reference.attempt => return self.join_group(&key, live, admission),
             Slot::Live(live) if live.attempt > reference.attempt => return Err(attempt_superseded(live.attempt)),
@@ -41,7 +42,7 @@ impl Sequencer {
             Slot::Removed => None,
         };
         drop(slot);
-        self.admit_new(&key, admission, old_group)
+        self.admit_new(&key, admission, old_group, replaces_open)
     }
 
     /// Opens an attempt. It is in the group of the attempt before it, if that was in one.
@@ -50,6 +51,7 @@ impl Sequencer {
         key: &RolloutKey,
         admission: &Admission,
         old_group: Option<GroupId>,
+        replaces_open: bool,
     ) -> Result<bool, Refusal> {
         let mut admission = admission.clone();
         if let (Some(old), Some(new)) = (&old_group, &admission.reference.group)
@@ -59,7 +61,7 @@ impl Sequencer {
             return Err(Refusal::new(Reason::GroupConflict, message).field("rollout.group_id"));
         }
         admission.reference.group = admission.reference.group.or(old_group);
-        self.judge_opening(&admission)?;
+        self.judge_opening(&admission, replaces_open)?;
         let position = self.log_opening(&admission.reference);
         self.open(key, &admission.reference, position)?;
         if let (Some(group), Some(size)) = (&admission.reference.group, admission.group_size) {
@@ -69,7 +71,7 @@ impl Sequencer {
     }
 
     /// Makes the run if need be, and asks its group.
-    fn judge_opening(&mut self, admission: &Admission) -> Result<(), Refusal> {
+    fn judge_opening(&mut self, admission: &Admission, replaces_open: bool) -> Result<(), Refusal> {
         let reference = &admission.reference;
         if self.store.rollouts.len() >= limits::ROLLOUTS_MAX {
             let message = format!(
@@ -82,11 +84,19 @@ impl Sequencer {
             let message = "a group_size needs a group: set rollout.group_id";
             return Err(Refusal::new(Reason::InvalidValue, message).field("open.group_size"));
         }
+        let is_awaited = replaces_open || self.knows_group(reference);
+        self.store.memory().judge_opening(is_awaited)?;
         let run = self.run_or_new(&reference.run)?;
         match &reference.group {
             Some(id) => judge_group(run, id, reference, admission.group_size),
             None => Ok(()),
         }
+    }
+
+    /// Whether others wait for what is opened in this group.
+    fn knows_group(&self, reference: &RolloutRef) -> bool {
+        let group = |run: &RunState| reference.group.as_ref().is_some_and(|group| run.groups.get(group).is_some());
+        self.runs.get(&reference.run).is_some_and(group)
     }
 
     fn log_opening(&self, reference: &RolloutRef) -> Position {
@@ -109,6 +119,7 @@ impl Sequencer {
         position: Position,
     ) -> Result<(), Refusal> {
         let (now_ms, unix_ms) = (self.store.clock.now_ms(), self.store.clock.unix_ms());
+        let share = self.store.memory().share(&key.run, position, now_ms);
         let run = self.run_or_new(&key.run)?;
         let settings = Arc::clone(&run.settings_now().rollout);
         let mut live = Live {
@@ -122,11 +133,14 @@ impl Sequencer {
             refused_requests: 0,
             last_position: position,
             reporters: HashMap::new(),
+            share,
+            texts_bytes: texts_bytes(reference),
         };
+        live.measure();
         run.rollouts.insert(key.rollout.clone());
         if let Some(group) = &reference.group {
             run.shared.watchers.group_changes(group);
-            run.groups.change_or_new(group, unix_ms, |group| group.opened(&key.rollout, reference.attempt));
+            run.groups.member_opened(group, unix_ms, &key.rollout, reference.attempt);
         }
         let shared = Arc::clone(&run.shared);
         let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
@@ -170,7 +184,7 @@ impl Sequencer {
         if joined {
             run.shared.watchers.rollout_changes(&key.rollout, Some(&group));
             run.shared.watchers.group_changes(&group);
-            run.groups.change_or_new(&group, unix_ms, |group| group.opened(&key.rollout, live.attempt));
+            run.groups.member_opened(&group, unix_ms, &key.rollout, live.attempt);
             let record = RolloutRecord::Group(group.clone());
             let logged = Record::Rollout {
                 run: key.run.clone(),
@@ -209,14 +223,27 @@ impl Sequencer {
     pub(in crate::store) fn replay_joined(&mut self, key: &RolloutKey, attempt: u32, group: &GroupId) {
         if let Some(run) = self.runs.get_mut(&key.run) {
             let unix_ms = self.store.clock.unix_ms();
-            run.groups.change_or_new(group, unix_ms, |group| group.opened(&key.rollout, attempt));
+            run.groups.member_opened(group, unix_ms, &key.rollout, attempt);
         }
     }
+}
+
+/// Bytes of the ids that a rollout is known by.
+fn texts_bytes(reference: &RolloutRef) -> u64 {
+    let group = reference.group.as_ref().map_or(0, |group| group.as_str().len());
+    (reference.run.as_str().len() + reference.rollout.as_str().len() + group) as u64
 }
 
 fn judge_group(run: &RunState, id: &GroupId, reference: &RolloutRef, size: Option<u32>) -> Result<(), Refusal> {
     match run.groups.get(id) {
         Some(group) => group.judge(id, &reference.rollout, size),
-        None => Ok(()),
+        None if run.groups.len() < limits::RUN_GROUPS_MAX => Ok(()),
+        None => {
+            let message = format!(
+                "the run has {} groups, open or remembered, as many as it may; old ones are forgotten with time",
+                limits::RUN_GROUPS_MAX
+            );
+            Err(Refusal::new(Reason::ServiceFull, message).field("rollout.group_id").retry_after_ms(60_000))
+        }
     }
 }

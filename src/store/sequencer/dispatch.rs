@@ -1,13 +1,11 @@
 //! What goes out: units to consumers that have credit, and news to those concerned.
 
 use crate::ids::{ConsumerGroupId, RunId};
+use crate::limits::{DISPATCH_UNITS_AT_ONCE, EPHEMERAL_NEWS_ROOM};
 use crate::queue::ConsumerId;
 
+use super::Sequencer;
 use super::consumers::{Consumer, ToConsumer, UnitDelivery};
-use super::{DISPATCH_AT_ONCE, Sequencer};
-
-/// Room in a consumer's line that is kept for news.
-const ROOM_FOR_NEWS: usize = 16;
 
 impl Sequencer {
     /// Gives out what can go out in the runs where something has changed. Consumers that are let go stir theirs again.
@@ -21,9 +19,12 @@ impl Sequencer {
                 loop {
                     let room = group.definition().ephemeral.then(|| {
                         let members = group.consumers().filter_map(|facts| self.consumers.get(&facts.consumer));
-                        members.map(|member| member.sender.capacity().saturating_sub(ROOM_FOR_NEWS)).min().unwrap_or(0)
+                        members
+                            .map(|member| member.sender.capacity().saturating_sub(EPHEMERAL_NEWS_ROOM))
+                            .min()
+                            .unwrap_or(0)
                     });
-                    let most = room.unwrap_or(DISPATCH_AT_ONCE).min(DISPATCH_AT_ONCE);
+                    let most = room.unwrap_or(DISPATCH_UNITS_AT_ONCE).min(DISPATCH_UNITS_AT_ONCE);
                     let kind = group.definition().unit;
                     let deliveries = if most == 0 { Vec::new() } else { group.dispatch(now_ms, most) };
                     let count = deliveries.len();

@@ -240,9 +240,13 @@ impl Sequencer {
         let now_ms = self.store.clock.now_ms();
         self.store.telemetry.set_waiting_on(self.waiting_on());
         self.last_at_figures = self.store.journal.last();
-        for run in self.runs.values_mut() {
+        let memory = self.store.memory();
+        self.store.telemetry.set_memory(memory.used_bytes(), memory.budget_bytes());
+        for (id, run) in &mut self.runs {
             let metrics = &run.shared.metrics;
-            let settings = Arc::clone(&run.settings[run.settings.len() - 1]);
+            let oldest_ms = memory.oldest_open_ms(id).map_or(0, |opened_ms| now_ms.saturating_sub(opened_ms));
+            metrics.set_oldest_open_rollout(Duration::from_millis(oldest_ms));
+            let settings = Arc::clone(run.settings_now());
             run.ledger.record(metrics, &settings, run.shared.counts.calls.load(Ordering::Relaxed));
             for (name, group) in run.queue.groups().filter(|(_, group)| !group.definition().ephemeral) {
                 run.ledger.record_consumer_group(metrics, name, &group.stats(now_ms));

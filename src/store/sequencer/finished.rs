@@ -13,6 +13,7 @@ use crate::rollout::run_settings::{RunSettings, StartPosition};
 use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::{Ended, Outcome};
+use super::super::memory::Share;
 use super::super::{RolloutKey, Slot, figures};
 use super::{LeftOut, Sequencer, ToConsumer, Tombstone};
 
@@ -25,6 +26,7 @@ pub struct Retained {
     unix_ms: u64,
     at_ms: u64,
     plans: Vec<Arc<PolicyPlan>>,
+    share: Arc<Share>,
 }
 
 /// The rows of one unit, not gathered yet.
@@ -42,12 +44,21 @@ pub struct UnitRows {
     pub plans: Vec<Arc<PolicyPlan>>,
     /// Of one row only: its plan and its place there.
     pub only: Option<(usize, usize)>,
+    /// What the rollout holds in memory, until its rows are sent.
+    pub share: Arc<Share>,
 }
 
 impl Retained {
-    pub(super) fn new(attempt: u32, rollout: Arc<FinalisedRollout>, unix_ms: u64, at_ms: u64) -> Self {
-        let plans = rollout.policies().iter().map(|policy| Arc::new(rollout.plan(policy, None))).collect();
-        Self { key: None, attempt, rollout, unix_ms, at_ms, plans }
+    /// A rollout that was finalised at this time: milliseconds since the Unix epoch, and of the store's clock.
+    pub(super) fn new(
+        attempt: u32,
+        rollout: Arc<FinalisedRollout>,
+        (unix_ms, at_ms): (u64, u64),
+        share: Arc<Share>,
+    ) -> Self {
+        let plans: Vec<_> = rollout.policies().iter().map(|policy| Arc::new(rollout.plan(policy, None))).collect();
+        share.add(plans.iter().map(|plan| plan_bytes(plan)).sum());
+        Self { key: None, attempt, rollout, unix_ms, at_ms, plans, share }
     }
 
     /// Rows of all policies, whatever their length.
@@ -72,8 +83,25 @@ impl Retained {
         RolloutRef { run: key.run.clone(), group, rollout: key.rollout.clone(), attempt: self.attempt }
     }
 
-    /// The units of these plans of it that a consumer group gets.
+    /// The units of these plans of it that a consumer group gets. What they hold in memory is counted, where the group is not
+    /// bounded anyway.
     fn units(
+        &self,
+        key: &RolloutKey,
+        definition: &GroupDefinition,
+        plans: &[Arc<PolicyPlan>],
+    ) -> Vec<NewUnit<UnitRows>> {
+        let units = self.new_units(key, definition, plans);
+        if !definition.ephemeral {
+            let of_unit = |unit: &NewUnit<UnitRows>| limits::UNIT_BYTES + unit.id.as_str().len() as u64;
+            let own = plans.iter().filter(|plan| !self.plans.iter().any(|shared| Arc::ptr_eq(shared, plan)));
+            let own_plans: u64 = own.map(|plan| plan_bytes(plan)).sum();
+            self.share.add(own_plans + units.iter().map(of_unit).sum::<u64>());
+        }
+        units
+    }
+
+    fn new_units(
         &self,
         key: &RolloutKey,
         definition: &GroupDefinition,
@@ -87,6 +115,7 @@ impl Retained {
             finalised_at_ms: self.at_ms,
             plans: plans.to_vec(),
             only,
+            share: Arc::clone(&self.share),
         };
         match definition.unit {
             UnitKind::Row => {
@@ -122,6 +151,11 @@ fn left_out(plans: &[Arc<PolicyPlan>]) -> impl Iterator<Item = LeftOut> {
     let no_rows = plans.iter().all(|plan| plan.rows.is_empty());
     let too_long = (too_long > 0).then_some(LeftOut::TooLong(too_long));
     too_long.into_iter().chain(no_rows.then_some(LeftOut::NoRows(1)))
+}
+
+/// Bytes of a plan.
+fn plan_bytes(plan: &PolicyPlan) -> u64 {
+    (size_of::<PolicyPlan>() + size_of_val(&*plan.rows) + size_of_val(&*plan.owners)) as u64
 }
 
 impl Sequencer {
@@ -313,13 +347,32 @@ impl Sequencer {
     fn bury(&mut self, tombstone: Tombstone, run: &RunId) {
         let retention_ms = self.runs.get(run).map_or(0, |run| run.settings_now().tombstone_retention_ms);
         let expires_ms = self.store.clock.now_ms().saturating_add(retention_ms);
-        self.tombstones.insert((expires_ms, self.tombstone_count), tombstone);
+        let bytes = self.bytes_of(&tombstone);
+        self.tombstones_held.add(bytes);
+        self.tombstones.insert((expires_ms, self.tombstone_count), (tombstone, bytes));
         self.tombstone_count += 1;
-        while self.tombstones.len() > limits::TOMBSTONES_MAX
-            && let Some((_, oldest)) = self.tombstones.pop_first()
+        let bytes_max = self.store.memory().tombstones_bytes_max();
+        while (self.tombstones.len() > limits::TOMBSTONES_MAX || self.tombstones_held.bytes() > bytes_max)
+            && let Some((_, (oldest, bytes))) = self.tombstones.pop_first()
         {
+            self.tombstones_held.subtract(bytes);
             self.forget(oldest);
         }
+    }
+
+    /// Bytes that something holds that has ended. A group that is over is counted as a group still.
+    fn bytes_of(&self, tombstone: &Tombstone) -> u64 {
+        let texts = match tombstone {
+            Tombstone::Rollout(key, _) => {
+                let reason = self.store.entry(key).map_or(0, |entry| match &*entry.slot.lock() {
+                    Slot::Ended(ended, _) => ended.reason.len(),
+                    Slot::Live(_) | Slot::Removed => 0,
+                });
+                key.run.as_str().len() + key.rollout.as_str().len() + reason
+            }
+            Tombstone::Group(run, id) => run.as_str().len() + id.as_str().len(),
+        };
+        limits::TOMBSTONE_BYTES + texts as u64
     }
 
     pub(super) fn expire_tombstones(&mut self, now_ms: u64) {
@@ -327,7 +380,8 @@ impl Sequencer {
             if first.key().0 > now_ms {
                 return;
             }
-            let expired = first.remove();
+            let (expired, bytes) = first.remove();
+            self.tombstones_held.subtract(bytes);
             self.forget(expired);
         }
     }

@@ -6,13 +6,17 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use crate::group::Group;
-use crate::ids::GroupId;
+use crate::ids::{GroupId, RolloutId};
+use crate::limits;
+
+use super::super::memory::Holding;
 
 /// The groups of a run, by id.
-#[derive(Default)]
 pub(in crate::store) struct RunGroups {
     by_id: BTreeMap<GroupId, KeptGroup>,
     open_count: u64,
+    /// What they hold in memory.
+    held: Holding,
 }
 
 /// A group, and when its first rollout was opened, milliseconds since the Unix epoch.
@@ -22,6 +26,23 @@ pub(super) struct KeptGroup {
 }
 
 impl RunGroups {
+    /// None yet, with what they will hold.
+    pub(super) fn new(held: Holding) -> Self {
+        Self { by_id: BTreeMap::new(), open_count: 0, held }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// An attempt at a member of a group was opened; the group is made now if it is not there.
+    pub(super) fn member_opened(&mut self, id: &GroupId, unix_ms: u64, rollout: &RolloutId, attempt: u32) {
+        if self.change_or_new(id, unix_ms, |group| group.opened(rollout, attempt)) {
+            self.held.add(member_bytes(rollout));
+        }
+    }
+
     pub(super) fn get(&self, id: &GroupId) -> Option<&Group> {
         self.by_id.get(id).map(|kept| &kept.group)
     }
@@ -50,6 +71,7 @@ impl RunGroups {
     pub(super) fn change_or_new<T>(&mut self, id: &GroupId, unix_ms: u64, change: impl FnOnce(&mut Group) -> T) -> T {
         let kept = self.by_id.entry(id.clone()).or_insert_with(|| {
             self.open_count += u64::from(!Group::default().is_over());
+            self.held.add(group_bytes(id));
             KeptGroup { group: Group::default(), opened_unix_ms: unix_ms }
         });
         counting(&mut self.open_count, &mut kept.group, change)
@@ -64,6 +86,8 @@ impl RunGroups {
     pub(super) fn remove(&mut self, id: &GroupId) {
         if let Some(removed) = self.by_id.remove(id) {
             self.open_count -= u64::from(!removed.group.is_over());
+            let members: u64 = removed.group.members().map(|(rollout, _, _)| member_bytes(rollout)).sum();
+            self.held.subtract(group_bytes(id) + members);
         }
     }
 }
@@ -74,4 +98,12 @@ fn counting<T>(open_count: &mut u64, group: &mut Group, change: impl FnOnce(&mut
     let changed = change(group);
     *open_count += u64::from(!group.is_over());
     changed
+}
+
+fn group_bytes(id: &GroupId) -> u64 {
+    limits::GROUP_BYTES + id.as_str().len() as u64
+}
+
+fn member_bytes(rollout: &RolloutId) -> u64 {
+    limits::GROUP_MEMBER_BYTES + rollout.as_str().len() as u64
 }

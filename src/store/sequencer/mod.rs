@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::error::Refusal;
 use crate::group::Group;
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
+use crate::limits;
 use crate::log::{Position, Record};
 use crate::queue::{ConsumerId, Place, Queue, UnitId};
 use crate::rollout::run_settings::RunSettings;
@@ -31,6 +32,7 @@ use crate::rollout::run_settings::RunSettings;
 use groups::RunGroups;
 
 use super::effect::Sequenced;
+use super::memory::Holding;
 use super::{RolloutKey, Run, Store};
 
 pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery};
@@ -101,8 +103,8 @@ pub(super) struct RunState {
     pub(super) shared: Arc<Run>,
     /// The record that made it. What was logged before is about an older run of the name, which was deleted.
     pub(super) since: Position,
-    /// By version, from 1.
-    pub(super) settings: Vec<Arc<RunSettings>>,
+    /// Its settings now, and their version, from 1. A rollout keeps those of its opening.
+    pub(super) settings: (u64, Arc<RunSettings>),
     /// All of its rollouts that stand in the store's map, tombstones too, in the order in which pages list them. Only this task
     /// opens and forgets rollouts, and changes both.
     pub(super) rollouts: BTreeSet<RolloutId>,
@@ -132,8 +134,10 @@ pub struct Sequencer {
     /// Subscriptions that wait for their consumer group to be made.
     waiting_subscriptions: Vec<(Box<Subscription>, SubscribeReply)>,
     /// In the order in which they expire: (milliseconds of the clock, number).
-    tombstones: BTreeMap<(u64, u64), Tombstone>,
+    tombstones: BTreeMap<(u64, u64), (Tombstone, u64)>,
     tombstone_count: u64,
+    /// What they hold in memory; each says its part.
+    tombstones_held: Holding,
     /// Runs in which something may go out.
     stirred: BTreeSet<RunId>,
     figures_at_ms: u64,
@@ -141,16 +145,12 @@ pub struct Sequencer {
     last_at_figures: Position,
 }
 
-/// Units given out to one consumer group before others have their turn.
-const DISPATCH_AT_ONCE: usize = 64;
-/// Commands taken in one turn before what became of them goes out.
-const COMMANDS_AT_ONCE: usize = 256;
-
 impl Sequencer {
     /// The owner of a store's runs, groups and queues; there are none yet.
     #[must_use]
     pub fn new(store: Arc<Store>) -> Self {
         Self {
+            tombstones_held: store.memory().holding(),
             store,
             runs: BTreeMap::new(),
             consumers: HashMap::new(),
@@ -200,7 +200,7 @@ impl Sequencer {
                     let Some(command) = command else { return self };
                     self.command(command);
                     let more = std::iter::from_fn(|| commands.try_recv().ok());
-                    let more: VecDeque<Command> = more.take(COMMANDS_AT_ONCE).collect();
+                    let more: VecDeque<Command> = more.take(limits::COMMANDS_AT_ONCE).collect();
                     more.into_iter().for_each(|command| self.command(command));
                 }
                 () = store.clock.wait_until(Some(deadline)) => self.tick(),
@@ -219,8 +219,8 @@ impl Sequencer {
             return;
         }
         match effect {
-            Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms } => {
-                self.finalised(key, Retained::new(attempt, rollout, unix_ms, at_ms));
+            Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms, share } => {
+                self.finalised(key, Retained::new(attempt, rollout, (unix_ms, at_ms), share));
             }
             Sequenced::Discarded { key, attempt, group, discarded, calls } => {
                 self.discarded(&key, attempt, group.as_ref(), &discarded, calls);

@@ -41,12 +41,12 @@ pub struct DeletedRun {
 
 impl RunState {
     pub(super) fn settings_now(&self) -> &Arc<RunSettings> {
-        &self.settings[self.settings.len() - 1]
+        &self.settings.1
     }
 
     /// The version of the settings now, from 1.
     pub(super) fn settings_version(&self) -> u64 {
-        self.settings.len() as u64
+        self.settings.0
     }
 
     fn facts(&self) -> RunFacts {
@@ -115,25 +115,25 @@ impl Sequencer {
     /// what was finalised before or after. Live and in replay.
     pub(in crate::store) fn apply_run(&mut self, run: &RunId, settings: Arc<RunSettings>, position: Position) {
         let lease_ms = settings.lease_ms;
+        let memory = Arc::clone(self.store.memory());
         let state = self.runs.entry(run.clone()).or_insert_with(|| {
             let created_unix_ms = self.store.clock.unix_ms();
             let metrics = self.store.telemetry.run(run);
-            let settings = Mutex::new((0, Arc::clone(&settings)));
-            let shared =
-                Run { settings, created_unix_ms, counts: RunCounts::default(), watchers: Watchers::default(), metrics };
-            let bounds = QueueBounds {
-                lease_ms,
-                max_units_in_flight: limits::CONSUMER_UNITS_IN_FLIGHT_MAX,
-                max_consumers: limits::CONSUMER_GROUP_MEMBERS_MAX,
-                max_consumer_groups: limits::RUN_CONSUMER_GROUPS_MAX,
-                ..QueueBounds::default()
+            let settings_now = (0, Arc::clone(&settings));
+            let shared = Run {
+                settings: Mutex::new(settings_now.clone()),
+                created_unix_ms,
+                counts: RunCounts::default(),
+                watchers: Watchers::default(),
+                metrics,
             };
+            let bounds = QueueBounds { lease_ms, ..QueueBounds::default() };
             RunState {
                 shared: Arc::new(shared),
                 since: position,
-                settings: Vec::new(),
+                settings: settings_now,
                 rollouts: BTreeSet::new(),
-                groups: RunGroups::default(),
+                groups: RunGroups::new(memory.holding()),
                 queue: Queue::new(bounds),
                 retained: BTreeMap::new(),
                 finalised_count: 0,
@@ -141,8 +141,8 @@ impl Sequencer {
                 making: BTreeSet::new(),
             }
         });
-        state.settings.push(Arc::clone(&settings));
-        *state.shared.settings.lock() = (state.settings.len() as u64, Arc::clone(&settings));
+        state.settings = (state.settings.0 + 1, Arc::clone(&settings));
+        *state.shared.settings.lock() = state.settings.clone();
         self.store.runs.insert(run.clone(), Arc::clone(&state.shared));
         state.queue.set_lease_ms(lease_ms);
         state.shared.watchers.run_changes();
@@ -179,9 +179,16 @@ impl Sequencer {
         self.store.runs.remove(run);
         self.stirred.remove(run);
         self.store.telemetry.forget_run(run);
-        self.tombstones.retain(|_, tombstone| match tombstone {
-            Tombstone::Rollout(key, _) => key.run != *run,
-            Tombstone::Group(of, _) => of != run,
+        let held = &self.tombstones_held;
+        self.tombstones.retain(|_, (tombstone, bytes)| {
+            let stays = match tombstone {
+                Tombstone::Rollout(key, _) => key.run != *run,
+                Tombstone::Group(of, _) => of != run,
+            };
+            if !stays {
+                held.subtract(*bytes);
+            }
+            stays
         });
         let waits = |waiting: &(Box<Subscription>, _)| waiting.0.run == *run;
         let (of_run, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition::<Vec<_>, _>(waits);

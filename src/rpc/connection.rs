@@ -1,0 +1,133 @@
+//! Connections: how many there are, and what one of them may hold.
+//!
+//! A connection beyond [`limits::GRPC_CONNECTIONS_MAX`] waits to be taken until another has ended. One that does not begin to
+//! speak HTTP/2 in time ends; later the transport's own pings find out who is gone.
+
+use std::io::{Error, ErrorKind, Result};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::transport::server::Connected;
+
+use crate::limits;
+use crate::store::clock::Clock;
+
+/// How long until the next try when no connection can be taken.
+const ACCEPT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the streams of one connection share.
+#[derive(Clone)]
+pub(super) struct ConnectionShare {
+    /// Room for messages that have come in part.
+    pub(super) receive: Arc<Semaphore>,
+}
+
+/// A connection that is counted.
+pub(super) struct Connection {
+    stream: TcpStream,
+    share: ConnectionShare,
+    /// While it has not begun to speak: when that is too late, and how many bytes it still takes.
+    silence: Option<(Timer, usize)>,
+    _counted: Option<OwnedSemaphorePermit>,
+}
+
+/// Waits for a moment.
+pub(super) type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Done when the clock shows so much.
+pub(super) fn timer(clock: &Clock, deadline_ms: u64) -> Timer {
+    let clock = clock.clone();
+    Box::pin(async move { clock.wait_until(Some(deadline_ms)).await })
+}
+
+/// Connections as they come, no more than there may be.
+pub(super) fn connections(listener: TcpListener, clock: Clock) -> impl Stream<Item = Result<Connection>> {
+    let room = Arc::new(Semaphore::new(limits::GRPC_CONNECTIONS_MAX));
+    unfold((listener, clock, room), |(listener, clock, room)| async {
+        let counted = Arc::clone(&room).acquire_owned().await.ok();
+        let stream = next_connection(&listener).await;
+        let connection = stream.set_nodelay(true).map(|()| Connection::new(stream, &clock, counted));
+        Some((connection, (listener, clock, room)))
+    })
+}
+
+/// The next connection. The transport's own listener would try again at once, and for ever, while none can be taken for want of
+/// descriptors; this one says so, and waits between two tries.
+async fn next_connection(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            // That one was gone before it was taken.
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
+            Err(error) => {
+                tracing::warn!(%error, "no connection can be taken");
+                tokio::time::sleep(ACCEPT_INTERVAL).await;
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn new(stream: TcpStream, clock: &Clock, counted: Option<OwnedSemaphorePermit>) -> Self {
+        let receive = Arc::new(Semaphore::new(limits::RECEIVE_CONNECTION_BYTES_MAX));
+        let deadline_ms = clock.now_ms().saturating_add(limits::GRPC_GREETING_MS_MAX);
+        let silence = Some((timer(clock, deadline_ms), limits::GRPC_GREETING_BYTES));
+        Self { stream, share: ConnectionShare { receive }, silence, _counted: counted }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ConnectionShare;
+
+    fn connect_info(&self) -> ConnectionShare {
+        self.share.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        if let Some((timer, _)) = &mut self.silence
+            && timer.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not begin to speak HTTP/2")));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        let read = buffer.filled().len() - before;
+        self.silence = self.silence.take().filter(|(_, left)| *left > read).map(|(timer, left)| (timer, left - read));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[std::io::IoSlice<'_>],
+    ) -> Poll<Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
