@@ -55,7 +55,7 @@ struct Load {
 pub(crate) fn watched(asked: &Asked, report: &mut Report) {
     let machine = Machine::new();
     let service = machine.service(Clock::machine());
-    let (count, rollouts) = asked.size((1000, 4), (5000, 20));
+    let (count, rollouts) = asked.size((1000, 4), (5000, 60));
     let rollout = conversation(1, 1, Size { calls: count, prompt: 48, generation: 16 });
     let load = Load {
         address: service.grpc_address.to_string(),
