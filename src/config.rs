@@ -29,11 +29,11 @@ pub struct Config {
     pub http_listen: SocketAddr,
     /// Listen on other addresses than loopback, although nothing is encrypted and nobody is asked who they are.
     pub allow_insecure_public_listen: bool,
-    /// Where the service stores what must survive.
+    /// Where the service stores what must survive; nothing yet, as this release keeps all in memory.
     pub data_directory: PathBuf,
     /// What an answer waits for.
     pub durability: Durability,
-    /// What rollouts may hold in memory, in bytes.
+    /// What rollouts, groups and tombstones may hold in memory, in bytes; up to a quarter more while rollouts are finished.
     pub memory_budget_bytes: u64,
     /// How log lines look.
     pub log_format: LogFormat,
@@ -93,7 +93,7 @@ pub struct ConfigFlags {
     #[arg(long, num_args = 0, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_insecure_public_listen: Option<bool>,
-    /// Where to store what must survive [default: ./hedgerow-data]
+    /// Where to store what must survive: nothing yet, as this release keeps all in memory [default: ./hedgerow-data]
     #[arg(long, value_name = "DIRECTORY")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_directory: Option<PathBuf>,
@@ -101,7 +101,7 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "WHAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
-    /// Bytes that rollouts may hold in memory [default: 4294967296]
+    /// Bytes that rollouts, groups and tombstones may hold in memory [default: 4294967296]
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_budget_bytes: Option<u64>,

@@ -43,7 +43,7 @@ pub const RUNS_MAX: usize = 1024;
 pub const RUN_GROUPS_MAX: usize = 1_000_000;
 /// Most consumer groups of a run.
 pub const RUN_CONSUMER_GROUPS_MAX: usize = 64;
-/// Most live rollouts (open, or finalised and not retired) of the service.
+/// Most rollouts of the service: open, finalised and not retired, and tombstones.
 pub const ROLLOUTS_MAX: usize = 4_000_000;
 /// Watchers of a run.
 pub const RUN_WATCHERS_MAX: usize = 64;
@@ -81,10 +81,10 @@ pub const MEMORY_OPENS_PERCENT: u64 = 80;
 /// The reserve above the budget, of which one half is for the calls of the sealed and of the oldest rollouts, the other for the
 /// oldest one alone.
 pub const MEMORY_RESERVE_PERCENT: u64 = 25;
-/// The part of the budget above which nothing is taken that could be large or many: members of known groups are not opened, and
-/// lists in seals not taken that name calls which never came.
-pub const MEMORY_CEILING_PERCENT: u64 = 150;
-/// What ends a rollout and takes no more than this is always taken.
+/// The part of the budget above which members of known groups, and new attempts at open rollouts, are not opened: they leave most
+/// of the reserve to what is there.
+pub const MEMORY_AWAITED_OPENS_PERCENT: u64 = 106;
+/// Lists, in what ends a rollout, of calls and agents that have not come are always taken if they take no more than this.
 pub const MEMORY_END_BYTES: u64 = 4096;
 /// The part of the budget that tombstones may hold, as its divisor.
 pub const MEMORY_TOMBSTONES_DIVISOR: u64 = 8;
@@ -131,8 +131,10 @@ pub const LEASE_MS: u64 = 60 * 60 * 1000;
 pub const NACK_DELAY_MS_MAX: u64 = 60 * 60 * 1000;
 /// Units that may wait in an ephemeral consumer group; the oldest go first.
 pub const EPHEMERAL_WAITING_UNITS_MAX: usize = 4096;
-/// Messages on their way to one trainer.
-pub const TRAINER_MESSAGES_OUTSTANDING_MAX: usize = 4;
+/// Messages on their way to one trainer, and their bytes.
+pub const TRAINER_MESSAGES_OUTSTANDING_MAX: usize = 256;
+/// See [`TRAINER_MESSAGES_OUTSTANDING_MAX`].
+pub const TRAINER_BYTES_OUTSTANDING_MAX: usize = 4 * UNIT_MESSAGE_BYTES_MAX;
 /// News for one consumer that may wait besides its units.
 pub const CONSUMER_NEWS_OUTSTANDING_MAX: usize = 256;
 /// Room in an ephemeral consumer's line that is kept for news.
@@ -157,11 +159,11 @@ pub const RECEIVE_BYTES_MAX: usize = 512 << 20;
 /// The same, over the streams of one connection.
 pub const RECEIVE_CONNECTION_BYTES_MAX: usize = 128 << 20;
 /// What each stream may hold of a message without asking for room.
-pub const RECEIVE_STREAM_FREE_BYTES: usize = 16 << 10;
+pub const RECEIVE_STREAM_FREE_BYTES: usize = 1 << 20;
 /// How long a message may take to become whole, besides what its bytes take.
 pub const RECEIVE_MESSAGE_MS_MIN: u64 = 30_000;
 /// The slowest that a message may come.
-pub const RECEIVE_BYTES_PER_MS_MIN: u64 = 256;
+pub const RECEIVE_BYTES_PER_MS_MIN: u64 = 1024;
 /// When to try again after a message that took too long.
 pub const RECEIVE_RETRY_AFTER_MS: u64 = 1000;
 /// Bytes of all ids of units that a trainer says it still holds, so that the answer to them is one message.
@@ -204,8 +206,9 @@ const _: () = assert!(PAGE_BYTES_MAX + TAGS_MAX * (IDENTIFIER_BYTES_MAX + TEXT_B
 // Lengths of sequences are kept as u32.
 const _: () = assert!(CALL_TOKENS_MAX < u32::MAX as usize);
 
-// New groups are refused before calls, calls before the reserve is used, the reserve before the ceiling.
-const _: () = assert!(MEMORY_OPENS_PERCENT < 100 && 100 + MEMORY_RESERVE_PERCENT < MEMORY_CEILING_PERCENT);
+// New groups are refused before calls, and members of known ones before the first half of the reserve is used.
+const _: () = assert!(MEMORY_OPENS_PERCENT < 100 && 100 < MEMORY_AWAITED_OPENS_PERCENT);
+const _: () = assert!(MEMORY_AWAITED_OPENS_PERCENT < 100 + MEMORY_RESERVE_PERCENT / 2);
 // Tombstones alone never have openings refused.
 const _: () = assert!(100 / MEMORY_TOMBSTONES_DIVISOR < MEMORY_OPENS_PERCENT);
 const _: () = assert!(MEMORY_BUDGET_BYTES_MIN <= MEMORY_BUDGET_BYTES);
@@ -215,9 +218,8 @@ const _: () = assert!(EPHEMERAL_NEWS_ROOM < CONSUMER_NEWS_OUTSTANDING_MAX);
 // Any message has room on an idle connection, and an idle connection beside others.
 const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
 const _: () = assert!(RECEIVE_CONNECTION_BYTES_MAX <= RECEIVE_BYTES_MAX && RECEIVE_BYTES_MAX < u32::MAX as usize);
-// What streams hold for free is no more than what they hold of the budget.
-const _: () = assert!(
-    GRPC_CONNECTIONS_MAX * HTTP2_CONNECTION_STREAMS_MAX as usize * RECEIVE_STREAM_FREE_BYTES <= RECEIVE_BYTES_MAX
-);
+// What a stream holds for free is no more than what its window may hold before anybody reads it; small enough messages pass
+// whatever others do.
+const _: () = assert!(RECEIVE_STREAM_FREE_BYTES <= HTTP2_STREAM_WINDOW_BYTES as usize);
 // The answer to a subscription, which names units a second time, fits a message.
 const _: () = assert!(2 * HELD_UNITS_BYTES_MAX <= UNIT_MESSAGE_BYTES_MAX);

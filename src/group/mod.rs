@@ -3,7 +3,7 @@
 //! A [`Group`] knows its size, if somebody said it, and its members: which are open, finalised, or out. It judges whether
 //! one more may join. In this release groups give no credit and hold no rows back.
 //!
-//! Never does: forget a member while another is open. A discarded member keeps its place: for good, or for its next attempt.
+//! Never does: forget a member while another is remembered. A discarded member keeps its place: for good, or for its next attempt.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -38,10 +38,19 @@ impl Member {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     size: Option<u32>,
-    /// Each with its latest attempt.
-    members: BTreeMap<RolloutId, (u32, Member)>,
+    members: BTreeMap<RolloutId, Standing>,
     /// Members that are open, or whose next attempt will come.
     unfinished: usize,
+    /// Members of which at least a tombstone is there.
+    remembered: usize,
+}
+
+/// A member, at its latest attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Standing {
+    attempt: u32,
+    member: Member,
+    remembered: bool,
 }
 
 impl Group {
@@ -53,7 +62,7 @@ impl Group {
 
     /// Its members by id, with the latest attempt of each and where that stands.
     pub fn members(&self) -> impl Iterator<Item = (&RolloutId, u32, Member)> {
-        self.members.iter().map(|(rollout, (attempt, member))| (rollout, *attempt, *member))
+        self.members.iter().map(|(rollout, standing)| (rollout, standing.attempt, standing.member))
     }
 
     /// Its members after this one, by id.
@@ -91,8 +100,10 @@ impl Group {
 
     /// An attempt at a member was opened; true for its first.
     pub fn opened(&mut self, rollout: &RolloutId, attempt: u32) -> bool {
-        let before = self.members.insert(rollout.clone(), (attempt, Member::Open));
-        self.unfinished += usize::from(!before.is_some_and(|(_, member)| member.is_unfinished()));
+        let standing = Standing { attempt, member: Member::Open, remembered: true };
+        let before = self.members.insert(rollout.clone(), standing);
+        self.unfinished += usize::from(!before.is_some_and(|before| before.member.is_unfinished()));
+        self.remembered += usize::from(!before.is_some_and(|before| before.remembered));
         before.is_none()
     }
 
@@ -103,13 +114,26 @@ impl Group {
 
     /// An attempt at a member is not open any more. Says nothing of the member if a newer attempt was opened meanwhile.
     pub fn closed(&mut self, rollout: &RolloutId, attempt: u32, now: Member) {
-        if let Some((latest, member)) = self.members.get_mut(rollout)
-            && *latest == attempt
+        if let Some(standing) = self.members.get_mut(rollout)
+            && standing.attempt == attempt
         {
-            self.unfinished -= usize::from(member.is_unfinished());
+            self.unfinished -= usize::from(standing.member.is_unfinished());
             self.unfinished += usize::from(now.is_unfinished());
-            *member = now;
+            standing.member = now;
         }
+    }
+
+    /// The tombstone of an attempt at a member is gone. True if no member is remembered any more: then the group is to be
+    /// forgotten too, whether it is whole or not.
+    pub fn forgotten(&mut self, rollout: &RolloutId, attempt: u32) -> bool {
+        if let Some(standing) = self.members.get_mut(rollout)
+            && standing.attempt == attempt
+            && standing.remembered
+        {
+            standing.remembered = false;
+            self.remembered -= 1;
+        }
+        self.remembered == 0
     }
 
     /// Whether nothing more can come of it: it is whole, or its size was never said, and no member is open or to come.
@@ -152,6 +176,11 @@ mod tests {
         assert!(!group.is_over(), "the end of an older attempt may be known late");
         group.closed(&rollout("a"), 1, Member::Out);
         assert!(group.is_over());
+        assert!(!group.forgotten(&rollout("a"), 0), "an older attempt's tombstone says nothing");
+        assert!(!group.forgotten(&rollout("a"), 1) && !group.forgotten(&rollout("a"), 1));
+        group.opened(&rollout("a"), 0);
+        assert!(!group.forgotten(&rollout("b"), 0), "one was opened again");
+        assert!(group.forgotten(&rollout("a"), 0));
     }
 
     #[test]

@@ -14,8 +14,8 @@ use tokio::sync::{Notify, watch};
 
 use super::{Frame, Log, Position, Record};
 
-/// The log with the effects of its records. Effects are bounded by what makes them: each rollout has a few, and requests
-/// hold permits until they are answered.
+/// The log with the effects of its records. Effects are bounded by what makes them: each rollout has a few, and each stream has
+/// a bounded number of requests whose answers are to come.
 pub struct Journal<E> {
     log: Arc<dyn Log>,
     state: Mutex<State<E>>,

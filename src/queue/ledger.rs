@@ -136,6 +136,8 @@ pub(super) struct Ledger<K, P> {
     pub(super) waiting: BTreeSet<UnitNumber>,
     /// (until when, which unit)
     pub(super) delayed: BTreeSet<(u64, UnitNumber)>,
+    /// Those that can be released by hand.
+    pub(super) undeliverable: BTreeSet<UnitNumber>,
     pub(super) counts: Counts,
     next_number: UnitNumber,
 }
@@ -148,6 +150,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             sources: BTreeMap::new(),
             waiting: BTreeSet::new(),
             delayed: BTreeSet::new(),
+            undeliverable: BTreeSet::new(),
             counts: Counts::default(),
             next_number: 0,
         }
@@ -200,11 +203,13 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         match from {
             Place::Waiting => drop(self.waiting.remove(&number)),
             Place::Delayed { until_ms } => drop(self.delayed.remove(&(until_ms, number))),
+            Place::Dropped(DropReason::Undeliverable) => drop(self.undeliverable.remove(&number)),
             Place::Leased { .. } | Place::Parked(_) | Place::Acknowledged | Place::Dropped(_) => {}
         }
         match to {
             Place::Waiting => drop(self.waiting.insert(number)),
             Place::Delayed { until_ms } => drop(self.delayed.insert((until_ms, number))),
+            Place::Dropped(DropReason::Undeliverable) => drop(self.undeliverable.insert(number)),
             Place::Leased { .. } | Place::Parked(_) | Place::Acknowledged | Place::Dropped(_) => {}
         }
         self.counts.of(from).remove(tokens);
@@ -241,6 +246,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         };
         debug_assert!(unit.place.is_settled(), "only settled units are forgotten");
         self.numbers.remove(&unit.id);
+        self.undeliverable.remove(&number);
         self.counts.forgotten.add(unit.tokens);
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::consumers::Consumer;
 use super::group::ConsumerGroup;
 use super::ledger::{RowStates, Tally};
-use super::unit::{ConsumerId, DropReason, Place, UnitId};
+use super::unit::{ConsumerId, DropReason, UnitId};
 
 /// One group in numbers. `pushed = waiting + leased + parked + acknowledged + dropped`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,12 +142,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.ledger.counts.waiting.units > 0
     }
 
-    /// The units that are undeliverable and can be released by hand, by id.
-    pub fn undeliverable(&self) -> impl Iterator<Item = &UnitId> {
-        let is_undeliverable = |(_, place): &(&UnitId, Place)| *place == Place::Dropped(DropReason::Undeliverable);
-        // Looking for none would ask each unit.
-        let some = self.ledger.counts.dropped.get(&DropReason::Undeliverable).is_some_and(|tally| tally.units > 0);
-        some.then(|| self.units().filter(is_undeliverable).map(|(unit, _)| unit)).into_iter().flatten()
+    /// The units that are undeliverable and can be released by hand, in the order in which they were made.
+    pub fn undeliverable(&self) -> impl ExactSizeIterator<Item = &UnitId> {
+        self.ledger.undeliverable.iter().map(|number| &self.ledger.units[number].id)
     }
 
     /// Its consumers, by stream.

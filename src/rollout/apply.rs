@@ -8,8 +8,8 @@ use crate::forest::{CallRecord, Placement};
 use crate::ids::{AgentId, CallId};
 
 use super::awaited::Awaited;
-use super::event::{Decision, Discarded, Disposition, Effect, RolloutRecord};
-use super::settings::BrokenLinkRule;
+use super::event::{Decision, Discarded, DiscardedBy, Disposition, Effect, RolloutRecord};
+use super::settings::{AgentsWithoutListRule, BrokenLinkRule};
 use super::status;
 use super::wait::Wait;
 use super::{FinalisedRollout, OpenRollout, Rollout};
@@ -63,7 +63,6 @@ impl OpenRollout {
     fn apply(&mut self, record: RolloutRecord, now_ms: u64, applied: &mut Applied) -> Option<Discarded> {
         self.facts.other_bytes += self.facts.other_bytes_of(&record);
         let facts = &mut self.facts;
-        let ended = |reason: &str| Some(Discarded { reason: reason.to_owned(), disposition: Disposition::Unsaid });
         match record {
             RolloutRecord::Open(open) => {
                 facts.group_size = facts.group_size.or(open.group_size);
@@ -76,10 +75,13 @@ impl OpenRollout {
             }
             RolloutRecord::AgentStart(start) => facts.agents.apply_start(&mut facts.forest, start),
             RolloutRecord::AgentEnd(end) => {
-                let gives_list = end.kept.is_some();
+                // Where nothing is kept but what lists name, one more list only adds to it.
+                let only_adds =
+                    facts.some_list_given() && facts.settings.agents_without_list == AgentsWithoutListRule::Drop;
+                let list = end.kept.clone();
                 facts.agents.apply_end(&mut facts.forest, end);
-                if gives_list {
-                    self.kept_changed(now_ms);
+                if let Some(list) = list {
+                    self.list_came(&list, only_adds, now_ms);
                 }
             }
             RolloutRecord::Finish(seal, reward) => {
@@ -94,10 +96,10 @@ impl OpenRollout {
                 }
                 self.awaited = None;
             }
-            RolloutRecord::Discard { reason, disposition } => return Some(Discarded { reason, disposition }),
+            RolloutRecord::Discard { reason, disposition, by } => return Some(Discarded { reason, disposition, by }),
             RolloutRecord::Conflict(call) => facts.mark_conflict(call),
-            RolloutRecord::Decision(Decision::IdleTimeout) => return ended("idle_timeout"),
-            RolloutRecord::Decision(Decision::MissingCallsDiscard) => return ended("missing_call"),
+            RolloutRecord::Decision(Decision::IdleTimeout) => return Some(by_rule("idle_timeout")),
+            RolloutRecord::Decision(Decision::MissingCallsDiscard) => return Some(by_rule("missing_call")),
             RolloutRecord::Decision(Decision::MissingCallsFinalise) => facts.without_missing = true,
             RolloutRecord::Decision(Decision::MissingParentsGivenUp) => facts.parents_given_up = true,
         }
@@ -143,8 +145,11 @@ impl OpenRollout {
     }
 
     /// A new list changes what is awaited, and starts the wait afresh.
-    fn kept_changed(&mut self, now_ms: u64) {
-        self.awaited = None;
+    fn list_came(&mut self, list: &[CallId], only_adds: bool, now_ms: u64) {
+        self.awaited = self.awaited.take().filter(|_| only_adds);
+        if let Some(awaited) = &mut self.awaited {
+            awaited.list_came(list);
+        }
         if self.facts.seal.is_some() {
             self.begin_waits(now_ms);
         }
@@ -178,14 +183,19 @@ impl OpenRollout {
         let kept = self.facts.kept();
         let links = self.facts.forest.links(&kept);
         if !links.broken.is_empty() && settings.broken_link == BrokenLinkRule::Discard {
-            return Err(Discarded { reason: "broken_link".to_owned(), disposition: Disposition::Unsaid });
+            return Err(by_rule("broken_link"));
         }
         let group = self.facts.group.clone();
         let empty = Rollout::new(settings, group, 0);
         let Rollout::Open(empty) = empty else {
-            return Err(Discarded { reason: "internal".to_owned(), disposition: Disposition::Unsaid });
+            return Err(by_rule("internal"));
         };
         let facts = std::mem::replace(&mut self.facts, empty.facts);
         Ok(FinalisedRollout { facts, kept, links, incomplete })
     }
+}
+
+/// How a rollout ends that a clock or a rule of the run discards.
+fn by_rule(reason: &str) -> Discarded {
+    Discarded { reason: reason.to_owned(), disposition: Disposition::Unsaid, by: DiscardedBy::Rule }
 }

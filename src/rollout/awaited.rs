@@ -2,7 +2,7 @@
 //!
 //! The calls to wait for are one growing list, gone through by a cursor that only moves forward: a call behind the cursor is
 //! there. So the wait costs constant time for each call in all, however many come after the seal. The list is made anew when a
-//! new kept list changes what is kept, and for each look once a clock has given something up: what comes after that may still
+//! new kept list has something not be kept any more, and for each look once a clock has given something up: what comes after that may still
 //! name a call to wait for.
 
 use std::collections::HashSet;
@@ -64,6 +64,11 @@ impl Awaited {
         if facts.is_kept(call) {
             self.require(facts.forest.call(call).id(), Cause::Kept);
         }
+    }
+
+    /// These calls are kept too.
+    pub fn list_came(&mut self, list: &[CallId]) {
+        list.iter().for_each(|call| self.require(call, Cause::Kept));
     }
 
     /// Whether all are there. Moves the cursor past those that are.

@@ -106,6 +106,17 @@ pub enum Disposition {
     WillRetry,
 }
 
+/// Who has a rollout end without rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiscardedBy {
+    /// Its harness, in its own words.
+    Harness,
+    /// Somebody by hand, in their own words.
+    Operator,
+    /// A clock or a rule of the run; the reason says which.
+    Rule,
+}
+
 /// What a harness reports of a rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -136,6 +147,8 @@ pub enum Event {
         reason: String,
         /// Whether a next attempt will come.
         disposition: Disposition,
+        /// Who.
+        by: DiscardedBy,
     },
 }
 
@@ -182,6 +195,8 @@ pub enum RolloutRecord {
         reason: String,
         /// Whether a next attempt will come.
         disposition: Disposition,
+        /// Who.
+        by: DiscardedBy,
     },
     /// A call came twice with different content; the first stands.
     Conflict(CallId),
@@ -196,6 +211,8 @@ pub struct Discarded {
     pub reason: String,
     /// Whether a next attempt will come.
     pub disposition: Disposition,
+    /// Who.
+    pub by: DiscardedBy,
 }
 
 /// What applying a record has caused.

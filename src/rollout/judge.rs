@@ -42,7 +42,7 @@ impl Rollout {
             Event::Seal(seal) => facts.judge_finish(Some(&seal), None, ""),
             Event::Reward(reward) => facts.judge_finish(None, Some(&reward), ""),
             Event::Finish(seal, reward) => facts.judge_finish(Some(&seal), Some(&reward), "finish."),
-            Event::Discard { reason, disposition } => Ok(Some(RolloutRecord::Discard { reason, disposition })),
+            Event::Discard { reason, disposition, by } => Ok(Some(RolloutRecord::Discard { reason, disposition, by })),
         };
         match judged {
             Ok(Some(_)) if self.finalised().is_some() => Judgement::Refused(already_finalised(), None),

@@ -1,7 +1,7 @@
 //! How much memory a rollout takes, kept as it grows. An estimate from above, counted in bytes.
 //!
 //! The forest counts its calls; here is what else a rollout holds. What a call takes in a kept list is part of the call, so that
-//! a seal over calls that are there takes nothing: what ends a rollout must never need room.
+//! a seal over calls and agents that are there takes nothing: what ends a rollout must not need room.
 
 use std::collections::BTreeMap;
 
@@ -51,6 +51,12 @@ impl Facts {
         call + self.other_bytes_of(record)
     }
 
+    /// Of these, what lists in a seal take that name calls and agents which have not come.
+    #[must_use]
+    pub fn bytes_not_come(&self, record: &RolloutRecord) -> usize {
+        if let RolloutRecord::Finish(Some(seal), _) = record { self.of_seal(seal) } else { 0 }
+    }
+
     /// Of these, what the forest does not count.
     pub(super) fn other_bytes_of(&self, record: &RolloutRecord) -> usize {
         match record {
@@ -76,8 +82,8 @@ impl Facts {
     }
 
     fn of_seal(&self, Seal { kept, .. }: &Seal) -> usize {
-        let list = |(agent, calls): (&AgentId, &Vec<CallId>)| of_agent(agent) + self.of_list(calls);
-        kept.iter().flatten().map(list).sum()
+        let agent = |agent: &AgentId| if self.forest.find_agent(agent).is_none() { of_agent(agent) } else { 0 };
+        kept.iter().flatten().map(|(id, calls)| agent(id) + self.of_list(calls)).sum()
     }
 
     /// A list of calls, of which those that are there take nothing more.

@@ -116,6 +116,8 @@ impl Rollout {
         let started = |(index, agent): &&(AgentIndex, &Agent)| {
             !agent.calls().is_empty() || facts.agents.starts(*index).next().is_some()
         };
+        let spawning: Vec<_> = agents.iter().map(|(agent, _)| spawning_call(facts, *agent)).collect();
+        let spawning_call = |call: CallIndex| spawning.get(facts.forest.call(call).agent().index()).copied().flatten();
         Shape {
             agents_started: agents.iter().filter(started).count() as u64,
             agents_finished: finished as u64,
@@ -123,7 +125,7 @@ impl Rollout {
             call_depth: call_depth(facts, links),
             critical_steps: longest_chain(facts.forest.call_count(), |call| {
                 let parent = links.parent(call);
-                vec![parent, if parent.is_none() { spawning_call(facts, call) } else { None }]
+                vec![parent, if parent.is_none() { spawning_call(call) } else { None }]
             }),
         }
     }
@@ -135,9 +137,8 @@ pub fn call_depth(facts: &Facts, links: &Links) -> u64 {
     longest_chain(facts.forest.call_count(), |call| vec![links.parent(call)])
 }
 
-/// The call that spawned the agent of this call.
-fn spawning_call(facts: &Facts, call: CallIndex) -> Option<CallIndex> {
-    let agent = facts.forest.call(call).agent();
+/// The call that spawned an agent.
+fn spawning_call(facts: &Facts, agent: AgentIndex) -> Option<CallIndex> {
     let spawning = facts.agents.starts(agent).find_map(|start| start.spawning_call_id.as_ref())?;
     facts.forest.find(spawning)
 }

@@ -10,7 +10,7 @@ use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::proto::v1;
 use crate::queue::UnitId;
-use crate::rollout::event::Event;
+use crate::rollout::event::{DiscardedBy, Event};
 use crate::store::report::Reply;
 use crate::store::sequencer::Command;
 
@@ -145,7 +145,8 @@ impl v1::admin_service_server::AdminService for Admin {
                 format!("run {:?} has no attempt {} of rollout {:?}", about.run, about.attempt, about.rollout);
             return Err(refused(Refusal::new(Reason::RolloutNotFound, message).field("rollout.rollout_id")));
         }
-        let answer = self.shared.store.report(None, &about, Event::Discard { reason, disposition }, |_, _| ()).await;
+        let discard = Event::Discard { reason, disposition, by: DiscardedBy::Operator };
+        let answer = self.shared.store.report(None, &about, discard, |_, _| ()).await;
         self.shared.store.durable(answer.position).await;
         let ended = match answer.reply {
             Reply::Accepted((), ended) => ended,

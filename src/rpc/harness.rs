@@ -183,14 +183,18 @@ fn draining() -> Status {
     status::status(&Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS), None)
 }
 
-/// Why a stream ends whose next message cannot be read. For gRPC a message over the limit is out of range; for who sends it,
-/// it is too much.
+/// Why a stream ends whose next message cannot be read. For gRPC a message over the limit is out of range, and one that is none
+/// an error of its own; for who sends it, it is too much, or bad input.
 fn unreadable(broken: Status) -> Status {
-    if broken.code() != tonic::Code::OutOfRange {
-        return broken;
+    if broken.code() == tonic::Code::OutOfRange {
+        let most = limits::REQUEST_MESSAGE_BYTES_MAX;
+        Status::resource_exhausted(format!("a message has more than {most} bytes; send long prompts as deltas"))
+    } else if broken.code() == tonic::Code::Internal {
+        let message = format!("what came is no message of this contract: {}", broken.message());
+        status::status(&Refusal::new(Reason::InvalidValue, message).field("request"), None)
+    } else {
+        broken
     }
-    let most = limits::REQUEST_MESSAGE_BYTES_MAX;
-    Status::resource_exhausted(format!("a message has more than {most} bytes; send long prompts as deltas"))
 }
 
 async fn answered(shared: &Shared, reporter: ReporterId, request: v1::ReportRequest) -> Outgoing {

@@ -9,6 +9,7 @@ mod connection;
 pub mod convert;
 mod harness;
 mod inspect;
+mod outgoing;
 mod receive;
 pub mod status;
 mod trainer;
@@ -23,6 +24,7 @@ use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic_health::server::HealthReporter;
 
+use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::proto::v1::admin_service_server::AdminServiceServer;
 use crate::proto::v1::harness_service_server::HarnessServiceServer;
@@ -185,7 +187,8 @@ async fn end_watches(shared: Shared, mut health: HealthReporter) {
 
 /// What a call of a method is answered that this release does not have.
 fn not_in_this_release(what: &str) -> tonic::Status {
-    tonic::Status::unimplemented(format!("this release does not have {what} yet"))
+    let message = format!("this release does not have {what} yet");
+    status::status(&Refusal::new(Reason::NotInThisRelease, message), None)
 }
 
 /// How an attempt ended, as a message.

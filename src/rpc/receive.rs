@@ -369,10 +369,12 @@ mod tests {
     fn a_frame_waits_for_room_and_what_makes_a_message_whole_does_not() {
         let (budget, clock) = (Arc::new(Semaphore::new(1000)), Clock::manual());
         let (mut one, mut two) = (Stream::new(&budget, &clock), Stream::new(&budget, &clock));
-        assert!(one.send(message(100_000, FREE + 600)).is_some());
-        assert!(two.send(message(100_000, FREE + 300)).is_some());
+        let whole = FREE + 80_000;
+        let claimed = u32::try_from(whole).unwrap();
+        assert!(one.send(message(claimed, FREE + 600)).is_some());
+        assert!(two.send(message(claimed, FREE + 300)).is_some());
         assert!(two.send(vec![7; 300]).is_none(), "there is no room");
-        let rest = 100_000 - FREE - 600;
+        let rest = whole - FREE - 600;
         assert!(one.send(vec![7; rest]).is_some(), "it is whole");
         assert!(two.next().is_none(), "who reads may hold it still");
         assert!(one.next().is_none());

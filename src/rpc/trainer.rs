@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Reason, Refusal};
@@ -25,6 +24,7 @@ use super::convert::fields::{duration_ms, identifier, optional_identifier};
 use super::convert::parts::{UnitHead, UnitParts, UnitRows};
 use super::convert::rows::RowIdentity;
 use super::convert::trainer as messages;
+use super::outgoing::{self, Outgoing, Responses};
 use super::{DRAIN_RETRY_AFTER_MS, Shared, convert, not_in_this_release, status};
 
 /// The service.
@@ -39,19 +39,17 @@ const HEARTBEAT_INTERVAL_MS_MIN: u64 = 1000;
 /// How long a subscriber that did not read should wait before it subscribes again.
 const SLOW_RETRY_AFTER_MS: u64 = 1000;
 
-type Sender = mpsc::Sender<Result<v1::SubscribeResponse, Status>>;
-
 #[tonic::async_trait]
 impl v1::trainer_service_server::TrainerService for Trainer {
-    type SubscribeStream = ReceiverStream<Result<v1::SubscribeResponse, Status>>;
+    type SubscribeStream = Responses;
 
     async fn subscribe(
         &self,
         request: Request<Streaming<v1::SubscribeRequest>>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let (outgoing, responses) = mpsc::channel(limits::TRAINER_MESSAGES_OUTSTANDING_MAX);
+        let (outgoing, responses) = outgoing::stream();
         tokio::spawn(serve(self.shared.clone(), request.into_inner(), outgoing));
-        Ok(Response::new(ReceiverStream::new(responses)))
+        Ok(Response::new(responses))
     }
 
     async fn checkpoint(
@@ -132,13 +130,13 @@ enum Wrote {
 }
 
 /// Serves one subscription from its first request to its end.
-async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, outgoing: Sender) {
+async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, outgoing: Outgoing) {
     let _open = shared.streams.enter();
     let joined = match join(&shared, &mut requests, &outgoing).await {
         Ok(joined) => joined,
         Err(status) => {
             // Who is gone does not want the reason.
-            let _ = outgoing.send(Err(status)).await;
+            outgoing.end(status).await;
             return;
         }
     };
@@ -166,7 +164,7 @@ async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, ou
         End::LetGo(Wrote::All) => Some(too_slow()),
     };
     if let Some(status) = status {
-        let _ = outgoing.send(Err(status)).await;
+        outgoing.end(status).await;
     }
 }
 
@@ -183,7 +181,7 @@ fn too_slow() -> Status {
 }
 
 /// Waits until what was read is answered, as far as that goes to the consumer's line, or nobody listens.
-async fn answered(shared: &Shared, outgoing: &Sender) {
+async fn answered(shared: &Shared, outgoing: &Outgoing) {
     let (reply, reached) = oneshot::channel();
     if shared.store.command(Command::Barrier(reply)).await {
         tokio::select! {
@@ -197,7 +195,7 @@ async fn answered(shared: &Shared, outgoing: &Sender) {
 async fn join(
     shared: &Shared,
     requests: &mut Streaming<v1::SubscribeRequest>,
-    outgoing: &Sender,
+    outgoing: &Outgoing,
 ) -> Result<Joined, Status> {
     let first = tokio::select! {
         first = requests.message() => first?,
@@ -227,7 +225,7 @@ async fn join(
     let subscribed = answer.map_err(refused)?;
     let response = messages::subscribed(&run, &consumer_group, &message.consumer, &subscribed);
     let response = subscribe_response::Response::Subscribed(response);
-    if outgoing.send(Ok(v1::SubscribeResponse { response: Some(response) })).await.is_err() {
+    if !send(outgoing, response).await {
         shared.store.command(Command::Leave(consumer)).await;
         return Err(Status::cancelled("the subscriber is gone"));
     }
@@ -352,7 +350,7 @@ fn command(consumer: ConsumerId, request: v1::SubscribeRequest) -> Result<Comman
 }
 
 /// Sends units, news and heartbeats until the line or the stream ends.
-async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) -> Wrote {
+async fn write(shared: Shared, mut joined: Joined, outgoing: Outgoing) -> Wrote {
     let clock = shared.store.clock().clone();
     // The first heartbeat comes at once, so that a subscriber sees what it waits for.
     let mut heartbeat_at_ms = clock.now_ms();
@@ -390,7 +388,7 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) -> Wrote {
             Some(ToConsumer::Ended(refusal)) => {
                 // What it comes from may not be durable yet.
                 shared.store.durable(shared.store.last_position()).await;
-                let _ = outgoing.send(Err(status::status(&refusal, None))).await;
+                outgoing.end(status::status(&refusal, None)).await;
                 false
             }
         };
@@ -403,12 +401,12 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Sender) -> Wrote {
     }
 }
 
-async fn send(outgoing: &Sender, response: subscribe_response::Response) -> bool {
-    outgoing.send(Ok(v1::SubscribeResponse { response: Some(response) })).await.is_ok()
+async fn send(outgoing: &Outgoing, response: subscribe_response::Response) -> bool {
+    outgoing.send(v1::SubscribeResponse { response: Some(response) }).await
 }
 
 /// Sends what became of units, in messages of bounded size.
-async fn send_results(outgoing: &Sender, results: &[(UnitId, AckOutcome)], ephemeral: bool) -> bool {
+async fn send_results(outgoing: &Outgoing, results: &[(UnitId, AckOutcome)], ephemeral: bool) -> bool {
     const ENTRY_BYTES: usize = 16;
     let mut rest = results;
     loop {
@@ -430,7 +428,7 @@ async fn send_results(outgoing: &Sender, results: &[(UnitId, AckOutcome)], ephem
     }
 }
 
-async fn send_heartbeat(shared: &Shared, consumer: ConsumerId, outgoing: &Sender) -> bool {
+async fn send_heartbeat(shared: &Shared, consumer: ConsumerId, outgoing: &Outgoing) -> bool {
     let (reply, answer) = oneshot::channel();
     if !shared.store.command(Command::Waiting(consumer, reply)).await {
         return false;
@@ -444,7 +442,7 @@ async fn send_heartbeat(shared: &Shared, consumer: ConsumerId, outgoing: &Sender
 }
 
 /// Sends a unit in parts, of which only one is in memory at a time.
-async fn send_unit(shared: &Shared, delivery: UnitDelivery, outgoing: &Sender) -> bool {
+async fn send_unit(shared: &Shared, delivery: UnitDelivery, outgoing: &Outgoing) -> bool {
     let UnitDelivery { unit, kind, rows, tokens, delivery_number } = delivery;
     let waited_ms = shared.store.clock().now_ms().saturating_sub(rows.finalised_at_ms);
     if let (1, Some(run)) = (delivery_number, shared.store.run(&rows.about.run)) {

@@ -3,8 +3,8 @@
 //! Each live attempt has a [`Share`], which says how many bytes it holds and gives them back when the last who needs its tokens
 //! lets go: the rollout, or a unit on its way to a trainer. Groups and tombstones have a [`Holding`]. Watermarks, in
 //! [`limits`]: above the first, new rollouts that belong to no group that is known are refused; above the budget, calls and what
-//! else makes a rollout grow. What ends a rollout is never refused for its size, but for lists of calls that never came, once
-//! memory is far over all that calls can reach.
+//! else makes a rollout grow. What ends a rollout is always taken, but for long lists of calls that have not come, which are taken
+//! like the calls themselves: inventions must not use up the reserve.
 //!
 //! The fleet must never wait for itself, so that above the budget there is a reserve: one part for the calls of sealed rollouts
 //! and of the [`limits::MEMORY_FAVOURED_ROLLOUTS`] oldest open ones, the other for the oldest one alone. So somebody can always
@@ -128,11 +128,29 @@ impl Memory {
     /// # Errors
     /// If memory is short.
     pub fn judge_opening(&self, is_awaited: bool) -> Result<(), Refusal> {
-        let percent = if is_awaited { limits::MEMORY_CEILING_PERCENT } else { limits::MEMORY_OPENS_PERCENT };
+        let percent = if is_awaited { limits::MEMORY_AWAITED_OPENS_PERCENT } else { limits::MEMORY_OPENS_PERCENT };
         if self.used_bytes() <= self.percent(percent) {
             return Ok(());
         }
         Err(self.full("no new group is begun; members of groups that are known, and what is open, go on"))
+    }
+
+    /// Whether the first event of a rollout that is not there yet could be stored, for all that is known.
+    ///
+    /// # Errors
+    /// If memory is short, and there are older rollouts enough to have the reserve.
+    pub fn judge_first(&self, growth: Growth, bytes: u64) -> Result<(), Refusal> {
+        let wanted = self.used_bytes().saturating_add(bytes);
+        if wanted <= self.budget_bytes || (growth == Growth::Ends && bytes <= limits::MEMORY_END_BYTES) {
+            return Ok(());
+        }
+        let reserve = self.percent(limits::MEMORY_RESERVE_PERCENT);
+        let most = match self.open.lock().heard.len() {
+            0 => self.budget_bytes + reserve,
+            older if older < limits::MEMORY_FAVOURED_ROLLOUTS => self.budget_bytes + reserve / 2,
+            _ => self.budget_bytes,
+        };
+        if wanted <= most { Ok(()) } else { Err(self.no_room(growth, bytes)) }
     }
 
     /// Whether an event that takes so many bytes may be stored.
@@ -144,12 +162,8 @@ impl Memory {
         if wanted <= self.budget_bytes {
             return Ok(());
         }
-        if growth == Growth::Ends {
-            let takes_little = bytes <= limits::MEMORY_END_BYTES;
-            if takes_little || wanted <= self.percent(limits::MEMORY_CEILING_PERCENT) {
-                return Ok(());
-            }
-            return Err(self.full("lists that name calls which never came are not taken"));
+        if growth == Growth::Ends && bytes <= limits::MEMORY_END_BYTES {
+            return Ok(());
         }
         let reserve = self.percent(limits::MEMORY_RESERVE_PERCENT);
         let (for_many, for_one) = (self.budget_bytes + reserve / 2, self.budget_bytes + reserve);
@@ -158,7 +172,21 @@ impl Memory {
         if (is_favoured && wanted <= for_many) || rank == Some(0) {
             return Ok(());
         }
-        Err(self.full("calls are taken again when trainers have acknowledged rows"))
+        Err(self.no_room(growth, bytes))
+    }
+
+    /// Why an event of so many bytes is not taken, and when to try again, if that is any use.
+    fn no_room(&self, growth: Growth, bytes: u64) -> Refusal {
+        if bytes > self.budget_bytes {
+            let message = format!("it takes {bytes} bytes of memory, more than the budget of {}", self.budget_bytes);
+            return Refusal::new(Reason::MemoryFull, message);
+        }
+        self.full(match growth {
+            Growth::Ends => {
+                "lists of many calls that have not come are taken again when trainers have acknowledged rows"
+            }
+            Growth::GoesOn | Growth::GoesOnSealed => "calls are taken again when trainers have acknowledged rows",
+        })
     }
 
     /// The place of an attempt among the oldest that are there, if it is one of the favoured.
@@ -343,9 +371,9 @@ mod tests {
         let expected = (Reason::MemoryFull, Some(limits::MEMORY_RETRY_AFTER_MS));
         assert_eq!((refusal.reason, refusal.retry_after_ms), expected);
         assert_eq!(memory.judge_growth(&share, GoesOn, 199, 0), Ok(()));
-        share.set(1500);
+        share.set(1060);
         assert_eq!((memory.judge_opening(true), memory.is_short()), (Ok(()), true));
-        share.set(1501);
+        share.set(1061);
         assert!(memory.judge_opening(true).is_err(), "a group without end");
     }
 
@@ -378,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_a_rollout_is_taken_unless_it_is_large_and_memory_far_over() {
+    fn what_ends_a_rollout_is_taken_unless_it_is_large_and_memory_short() {
         let memory = Memory::new(1000);
         let share = memory.share(&run(), Position(1), 0);
         share.set(1_000_000);

@@ -12,7 +12,7 @@ use crate::ids::{CallId, RolloutRef};
 use crate::limits;
 use crate::log::{Position, Record};
 use crate::rollout::event::{Disposition, Effect, Event, RolloutRecord};
-use crate::rollout::{Judgement, Rollout};
+use crate::rollout::{Facts, Judgement, Rollout};
 
 use super::effect::{Ended, Notice, Outcome, Sequenced};
 use super::memory::Growth;
@@ -121,10 +121,15 @@ impl Store {
             None => Arc::clone(&crate::rollout::run_settings::RunSettings::with_defaults().rollout),
         };
         let fresh = Rollout::new(settings, reference.group.clone(), 0);
-        if let Judgement::Refused(refusal, _) = fresh.judge(event.clone()) {
-            return Err(refusal);
+        let growth = growth(event, &fresh);
+        match fresh.judge(event.clone()) {
+            Judgement::Refused(refusal, _) => Err(refusal),
+            Judgement::Record(record) => {
+                let judged = self.memory.judge_first(growth, judged_bytes(fresh.facts(), growth, &record));
+                judged.map_err(|refusal| call_id(event).iter().fold(refusal, Refusal::call))
+            }
+            Judgement::Duplicate(_) | Judgement::Heard => Ok(()),
         }
-        Ok(())
     }
 
     /// Asks the sequencing task to admit a rollout, or what an event says of its group. Says whether that stored something.
@@ -251,7 +256,7 @@ impl Store {
     /// What was judged good may still have no room in memory.
     fn judge_growth(&self, live: &Live, growth: Growth, call: Option<&CallId>, judged: Judgement) -> Judgement {
         let Judgement::Record(record) = &judged else { return judged };
-        let bytes = live.rollout.facts().bytes_of(record) as u64;
+        let bytes = judged_bytes(live.rollout.facts(), growth, record);
         match self.memory.judge_growth(&live.share, growth, bytes, self.clock.now_ms()) {
             Ok(()) => judged,
             Err(refusal) => Judgement::Refused(call.into_iter().fold(refusal, Refusal::call), None),
@@ -358,6 +363,14 @@ fn growth(event: &Event, rollout: &Rollout) -> Growth {
         Event::Open(_) | Event::Call { .. } | Event::AgentStart(_) | Event::AgentEnd(_) | Event::Heartbeat => {
             if rollout.facts().seal.is_some() { Growth::GoesOnSealed } else { Growth::GoesOn }
         }
+    }
+}
+
+/// The bytes for which a record may be refused: what ends a rollout is taken whatever it says, but for what it invents.
+fn judged_bytes(facts: &Facts, growth: Growth, record: &RolloutRecord) -> u64 {
+    match growth {
+        Growth::Ends => facts.bytes_not_come(record) as u64,
+        Growth::GoesOn | Growth::GoesOnSealed => facts.bytes_of(record) as u64,
     }
 }
 

@@ -83,7 +83,7 @@ words! {
 }
 
 impl EndReason {
-    /// The reason that this text is; a harness's own words are [`Self::Harness`].
+    /// The reason that these words of a rule are; others are [`Self::Harness`].
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         Self::ALL.iter().copied().find(|reason| reason.as_str() == text).unwrap_or(Self::Harness)

@@ -113,7 +113,7 @@ impl Telemetry {
         self.refused[reason as usize].increment(1);
     }
 
-    /// So many bytes are between arrival and durable answer, for as long as this is held.
+    /// So many bytes of messages are in hand, for as long as this is held.
     pub fn in_flight(&self, bytes: usize) -> Held {
         Held::new(&self.in_flight_bytes, bytes as u64)
     }

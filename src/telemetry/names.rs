@@ -79,7 +79,7 @@ metrics! {
     UNRESOLVED_DELTAS: GAUGE "hedgerow_unresolved_deltas" in Count by ["run"]
         "Calls sent as deltas that must be sent again in full.";
     IN_FLIGHT_BYTES: GAUGE "hedgerow_in_flight_bytes" in Bytes by []
-        "Bytes of messages and records between their arrival and their durable answer.";
+        "Bytes of messages between their arrival and the place of their records in the log.";
     RESIDENT_BYTES: GAUGE "hedgerow_resident_bytes" in Bytes by []
         "Bytes that rollouts, groups and tombstones hold in memory.";
     MEMORY_BUDGET_BYTES: GAUGE "hedgerow_memory_budget_bytes" in Bytes by []
@@ -119,7 +119,7 @@ metrics! {
     CALLS_PER_ROW: IN_RATIO "hedgerow_calls_per_row" in Count by ["run"]
         "Calls that one row trains: what the forest saves against one row for each call.";
     REWARD_TO_ROW_SECONDS: IN_SECONDS "hedgerow_reward_to_row_seconds" in Seconds by ["run"]
-        "From the event that completed a rollout to its rows being queued.";
+        "From the event that completed a rollout to a unit of its rows being sent, once for each unit and consumer.";
 
     // Trainers.
     QUEUED_UNITS: GAUGE "hedgerow_queued_units" in Count by ["run" "consumer_group"]

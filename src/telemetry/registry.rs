@@ -105,15 +105,31 @@ impl Drop for Share {
 
 struct Greatest {
     gauge: Gauge,
-    candidates: Mutex<BTreeMap<u64, f64>>,
+    candidates: Mutex<Candidates>,
     next: AtomicU64,
 }
 
+#[derive(Default)]
+struct Candidates {
+    /// Without those that are zero: most are, and there may be many.
+    values: BTreeMap<u64, f64>,
+    greatest: f64,
+}
+
 impl Greatest {
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<u64, f64>)) {
+    /// One candidate has this value now. All are looked at only if it was the greatest and is no longer.
+    fn change(&self, candidate: u64, value: f64) {
         let mut candidates = self.candidates.lock();
-        change(&mut candidates);
-        self.gauge.set(candidates.values().copied().fold(0.0, f64::max));
+        let Candidates { values, greatest } = &mut *candidates;
+        let before = if value > 0.0 { values.insert(candidate, value) } else { values.remove(&candidate) };
+        if value >= *greatest {
+            *greatest = value;
+        } else if before.is_some_and(|before| before >= *greatest) {
+            *greatest = values.values().copied().fold(0.0, f64::max);
+        } else {
+            return;
+        }
+        self.gauge.set(*greatest);
     }
 }
 
@@ -125,17 +141,13 @@ pub(super) struct Candidate {
 
 impl Candidate {
     pub(super) fn set(&self, value: f64) {
-        self.whole.change(|candidates| {
-            candidates.insert(self.number, value);
-        });
+        self.whole.change(self.number, value);
     }
 }
 
 impl Drop for Candidate {
     fn drop(&mut self) {
-        self.whole.change(|candidates| {
-            candidates.remove(&self.number);
-        });
+        self.whole.change(self.number, 0.0);
     }
 }
 

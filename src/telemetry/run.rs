@@ -189,7 +189,7 @@ impl RunMetrics {
         self.policy(policy).row_made(row);
     }
 
-    /// From the event that completed a rollout to its rows being queued.
+    /// From the event that completed a rollout to a unit of its rows being sent.
     pub fn reward_to_row(&self, took: Duration) {
         self.reward_to_row.record(took.as_secs_f64());
     }

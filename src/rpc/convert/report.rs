@@ -9,7 +9,9 @@ use crate::error::{Reason, Refusal};
 use crate::ids::{AgentId, CallId, GroupId, Name, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::proto::v1;
-use crate::rollout::event::{AgentEnd, AgentOrigin, AgentStart, AgentStatus, Disposition, Event, Open, Reward, Seal};
+use crate::rollout::event::{
+    AgentEnd, AgentOrigin, AgentStart, AgentStatus, DiscardedBy, Disposition, Event, Open, Reward, Seal,
+};
 
 use super::call::call;
 use super::fields::{at_most, identifier, invalid, known, missing, not_in_this_release, optional_identifier, shown};
@@ -64,7 +66,8 @@ pub fn event(message: Option<v1::report_request::Event>, in_group: bool) -> Resu
         Message::Heartbeat(_) => Event::Heartbeat,
         Message::Discard(message) => {
             let disposition = disposition(message.disposition, "discard.disposition")?;
-            Event::Discard { reason: discard_reason(message.reason, "discard.reason")?, disposition }
+            let reason = discard_reason(message.reason, "discard.reason")?;
+            Event::Discard { reason, disposition, by: DiscardedBy::Harness }
         }
     };
     Ok(event)

@@ -311,9 +311,19 @@ fn a_reward_is_finite() {
 fn a_discard_has_a_reason() {
     let discard = |reason: &str, disposition| Message::Discard(v1::Discard { reason: reason.to_owned(), disposition });
     let (_, event) = report(request(discard("", 0))).unwrap();
-    assert_eq!(event, Event::Discard { reason: "discarded".to_owned(), disposition: Disposition::Unsaid });
+    assert_eq!(
+        event,
+        Event::Discard { reason: "discarded".to_owned(), disposition: Disposition::Unsaid, by: DiscardedBy::Harness }
+    );
     let (_, event) = report(request(discard("tool broke", 2))).unwrap();
-    assert_eq!(event, Event::Discard { reason: "tool broke".to_owned(), disposition: Disposition::WillRetry });
+    assert_eq!(
+        event,
+        Event::Discard {
+            reason: "tool broke".to_owned(),
+            disposition: Disposition::WillRetry,
+            by: DiscardedBy::Harness
+        }
+    );
     refuses(discard("", 3), Reason::InvalidValue, "discard.disposition", None);
     let long = "r".repeat(limits::TEXT_BYTES_MAX + 1);
     refuses(discard(&long, 0), Reason::OverLimit, "discard.reason", None);

@@ -13,7 +13,7 @@ use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::Outcome;
 use super::super::report::{attempt_superseded, newer_attempt_too_late};
-use super::super::{Entry, Live, OpenFacts, RolloutKey, Slot};
+use super::super::{Entry, Live, OpenFacts, RolloutKey, Slot, figures};
 use super::{Admission, RunState, Sequencer};
 
 impl Sequencer {
@@ -21,10 +21,7 @@ impl Sequencer {
     pub(super) fn admit(&mut self, admission: &Admission) -> Result<bool, Refusal> {
         let reference = &admission.reference;
         let key = reference.key();
-        if self.store.is_draining() {
-            let message = "the service is about to stop; connect again after the delay";
-            return Err(Refusal::new(Reason::Draining, message).retry_after_ms(1000));
-        }
+        self.judge_draining()?;
         let Some(entry) = self.store.entry(&key) else { return self.admit_new(&key, admission, None, false) };
         let mut slot = entry.slot.lock();
         let replaces_open = matches!(&*slot, Slot::Live(_));
@@ -43,6 +40,15 @@ impl Sequencer {
         };
         drop(slot);
         self.admit_new(&key, admission, old_group, replaces_open)
+    }
+
+    /// Nothing begins in a service that is about to stop.
+    pub(super) fn judge_draining(&self) -> Result<(), Refusal> {
+        if !self.store.is_draining() {
+            return Ok(());
+        }
+        let message = "the service is about to stop; connect again after the delay";
+        Err(Refusal::new(Reason::Draining, message).retry_after_ms(1000))
     }
 
     /// Opens an attempt. It is in the group of the attempt before it, if that was in one.
@@ -154,6 +160,7 @@ impl Sequencer {
         };
         if let Slot::Live(old) = &*slot {
             shared.metrics.rollout_ended(RolloutEnd::Superseded);
+            figures::deltas_changed(&shared.metrics, figures::deltas_of(old), (0, 0));
             let gone = old.rollout.facts().forest.call_count() as u64;
             self.rollout_gone(&key.run, EndReason::Superseded, gone);
         }

@@ -1,5 +1,7 @@
 //! Consumers: they join a consumer group, get units as far as their credit goes, and acknowledge them.
 
+use std::sync::Arc;
+
 use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
@@ -9,7 +11,7 @@ use crate::queue::{
     AckResult, ConsumerFacts, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, GroupRefused,
     GroupVerdict, JoinRefused, Joined, ReleaseResult, UnitId, UnitKind,
 };
-use crate::rollout::run_settings::{ConsumerGroupSettings, StartPosition, Unit};
+use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
 
 use super::super::effect::Sequenced;
 use super::news::{LeftOut, Owed};
@@ -197,12 +199,15 @@ impl Sequencer {
 
     /// The definition of the group to be made, or none if it is there.
     fn judge_subscription(&mut self, subscription: &Subscription) -> Result<Option<GroupDefinition>, Refusal> {
-        let run = self.run_or_new(&subscription.run)?;
         let settings = subscription.settings.clone().unwrap_or_default();
-        if let Some(policy) = settings.policy.as_ref().filter(|policy| !run.settings_now().rollout.trains(policy)) {
+        // What is refused makes no run.
+        let run_settings = self.runs.get(&subscription.run).map(|run| Arc::clone(run.settings_now()));
+        let run_settings = run_settings.unwrap_or_else(|| Arc::new(RunSettings::with_defaults()));
+        if let Some(policy) = settings.policy.as_ref().filter(|policy| !run_settings.rollout.trains(policy)) {
             let message = format!("run {:?} does not train policy {policy:?}", subscription.run);
             return Err(Refusal::new(Reason::InvalidValue, message).field("subscription.settings.policy"));
         }
+        let run = self.run_or_new(&subscription.run)?;
         let requested = definition(&settings, run.settings_now().max_deliveries, subscription.ephemeral);
         let known = run.queue.group(subscription.consumer_group.as_str()).map(|group| group.definition().clone());
         let asked = match (&known, &subscription.settings) {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use crate::forest::plan::PolicyPlan;
-use crate::group::{Group, Member};
+use crate::group::Member;
 use crate::ids::{ConsumerGroupId, GroupId, Name, RolloutRef, RunId, rollout_unit_id, row_id};
 use crate::limits;
 use crate::queue::{ConsumerGroup, GroupDefinition, NewUnit, QueueEffect, UnitId, UnitKind};
 use crate::rollout::FinalisedRollout;
-use crate::rollout::event::{Discarded, Disposition};
+use crate::rollout::event::{Discarded, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{RunSettings, StartPosition};
 use crate::telemetry::{EndReason, RolloutEnd};
 
@@ -219,7 +219,11 @@ impl Sequencer {
         discarded: &Discarded,
         calls: u64,
     ) {
-        let reason = EndReason::from_text(&discarded.reason);
+        let reason = match discarded.by {
+            DiscardedBy::Harness => EndReason::Harness,
+            DiscardedBy::Operator => EndReason::Operator,
+            DiscardedBy::Rule => EndReason::from_text(&discarded.reason),
+        };
         self.rollout_gone(&key.run, reason, calls);
         let now = match discarded.disposition {
             Disposition::Final | Disposition::Unsaid => Member::Out,
@@ -231,15 +235,8 @@ impl Sequencer {
             run.shared.watchers.run_changes();
             group.into_iter().for_each(|group| run.shared.watchers.group_changes(group));
         }
-        let close = |group: &mut Group| {
-            group.closed(&key.rollout, attempt, now);
-            group.is_over()
-        };
-        let is_over = run.and_then(|run| run.groups.change(group?, close)).unwrap_or(false);
-        self.bury(Tombstone::Rollout(key.clone(), attempt), &key.run);
-        if let Some(group) = group.filter(|_| is_over) {
-            self.bury(Tombstone::Group(key.run.clone(), group.clone()), &key.run);
-        }
+        run.and_then(|run| run.groups.change(group?, |group| group.closed(&key.rollout, attempt, now)));
+        self.bury(Tombstone { key: key.clone(), attempt });
     }
 
     /// Makes a consumer group, and gives it what was finalised before it if it wants that. Live and in replay.
@@ -325,7 +322,6 @@ impl Sequencer {
         let Some(Retained { key: Some(key), attempt, rollout, .. }) = run.retained.remove(&number) else { return };
         run.queue.forget_source(&number);
         let group = rollout.facts().group.clone();
-        let is_over = group.as_ref().is_some_and(|group| run.groups.get(group).is_some_and(Group::is_over));
         run.shared.metrics.rollout_ended(RolloutEnd::Retired);
         run.ledger.retired_rollouts += 1;
         if let Some(entry) = self.store.entry(&key) {
@@ -337,15 +333,12 @@ impl Sequencer {
             let ended = Ended { attempt, outcome: Outcome::Retired, reason, is_final: true, group: group.clone() };
             *slot = Slot::Ended(ended, position);
         }
-        self.bury(Tombstone::Rollout(key, attempt), run_id);
-        if let Some(group) = group.filter(|_| is_over) {
-            self.bury(Tombstone::Group(run_id.clone(), group), run_id);
-        }
+        self.bury(Tombstone { key, attempt });
     }
 
     /// Remembers what ended, for as long as its run says and as many as there may be.
-    fn bury(&mut self, tombstone: Tombstone, run: &RunId) {
-        let retention_ms = self.runs.get(run).map_or(0, |run| run.settings_now().tombstone_retention_ms);
+    fn bury(&mut self, tombstone: Tombstone) {
+        let retention_ms = self.runs.get(&tombstone.key.run).map_or(0, |run| run.settings_now().tombstone_retention_ms);
         let expires_ms = self.store.clock.now_ms().saturating_add(retention_ms);
         let bytes = self.bytes_of(&tombstone);
         self.tombstones_held.add(bytes);
@@ -360,19 +353,13 @@ impl Sequencer {
         }
     }
 
-    /// Bytes that something holds that has ended. A group that is over is counted as a group still.
-    fn bytes_of(&self, tombstone: &Tombstone) -> u64 {
-        let texts = match tombstone {
-            Tombstone::Rollout(key, _) => {
-                let reason = self.store.entry(key).map_or(0, |entry| match &*entry.slot.lock() {
-                    Slot::Ended(ended, _) => ended.reason.len(),
-                    Slot::Live(_) | Slot::Removed => 0,
-                });
-                key.run.as_str().len() + key.rollout.as_str().len() + reason
-            }
-            Tombstone::Group(run, id) => run.as_str().len() + id.as_str().len(),
-        };
-        limits::TOMBSTONE_BYTES + texts as u64
+    /// Bytes that a rollout holds that has ended. Its group is counted as a group still.
+    fn bytes_of(&self, Tombstone { key, .. }: &Tombstone) -> u64 {
+        let reason = self.store.entry(key).map_or(0, |entry| match &*entry.slot.lock() {
+            Slot::Ended(ended, _) => ended.reason.len(),
+            Slot::Live(_) | Slot::Removed => 0,
+        });
+        limits::TOMBSTONE_BYTES + (key.run.as_str().len() + key.rollout.as_str().len() + reason) as u64
     }
 
     pub(super) fn expire_tombstones(&mut self, now_ms: u64) {
@@ -386,28 +373,22 @@ impl Sequencer {
         }
     }
 
-    fn forget(&mut self, tombstone: Tombstone) {
-        match tombstone {
-            Tombstone::Rollout(key, attempt) => {
-                let Some(entry) = self.store.entry(&key) else { return };
-                let mut slot = entry.slot.lock();
-                let ended = matches!(&*slot, Slot::Ended(ended, _) if ended.attempt == attempt);
-                if ended {
-                    *slot = Slot::Removed;
-                }
-                drop(slot);
-                if ended {
-                    self.store.rollouts.remove(&key);
-                    self.runs.get_mut(&key.run).map(|run| run.rollouts.remove(&key.rollout));
-                }
-            }
-            Tombstone::Group(run, id) => {
-                if let Some(run) = self.runs.get_mut(&run)
-                    && run.groups.get(&id).is_some_and(Group::is_over)
-                {
-                    run.groups.remove(&id);
-                }
-            }
+    fn forget(&mut self, Tombstone { key, attempt }: Tombstone) {
+        let Some(entry) = self.store.entry(&key) else { return };
+        let mut slot = entry.slot.lock();
+        let group = match &*slot {
+            Slot::Ended(ended, _) if ended.attempt == attempt => ended.group.clone(),
+            Slot::Ended(..) | Slot::Live(_) | Slot::Removed => return,
+        };
+        *slot = Slot::Removed;
+        drop(slot);
+        self.store.rollouts.remove(&key);
+        let Some(run) = self.runs.get_mut(&key.run) else { return };
+        run.rollouts.remove(&key.rollout);
+        if let Some(id) = group
+            && run.groups.change(&id, |group| group.forgotten(&key.rollout, attempt)) == Some(true)
+        {
+            run.groups.remove(&id);
         }
     }
 

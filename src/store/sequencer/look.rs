@@ -195,7 +195,7 @@ impl RunState {
         consumers.sort_by(|one, other| one.facts.name.cmp(&other.facts.name));
         let undeliverable: Vec<_> =
             group.undeliverable().take(limits::LISTED_IDS_MAX).map(|unit| unit.as_str().to_owned()).collect();
-        let count = group.undeliverable().count() as u64;
+        let count = group.undeliverable().len() as u64;
         ConsumerGroupLook {
             name: name.to_owned(),
             definition: group.definition().clone(),

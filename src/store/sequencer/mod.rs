@@ -118,12 +118,11 @@ pub(super) struct RunState {
     pub(super) making: BTreeSet<ConsumerGroupId>,
 }
 
-/// Something remembered for a while after it ended.
+/// An attempt that is remembered for a while after it ended; a later one has a tombstone of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Tombstone {
-    /// An attempt; a later one has a tombstone of its own.
-    Rollout(RolloutKey, u32),
-    Group(RunId, GroupId),
+pub(super) struct Tombstone {
+    key: RolloutKey,
+    attempt: u32,
 }
 
 /// The state of the sequencing task.

@@ -11,13 +11,14 @@ use crate::limits;
 use crate::log::{Position, Record};
 use crate::queue::{Queue, QueueBounds};
 use crate::rollout::run_settings::RunSettings;
+use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::Sequenced;
 use super::super::watch::Watchers;
-use super::super::{Entry, RolloutKey, Run, RunCounts, Slot};
+use super::super::{Entry, RolloutKey, Run, RunCounts, Slot, figures};
 use super::figures::RunLedger;
 use super::groups::RunGroups;
-use super::{Retained, RunState, Sequencer, Subscription, ToConsumer, Tombstone};
+use super::{Retained, RunState, Sequencer, Subscription, ToConsumer};
 
 /// A run, for who asks.
 #[derive(Clone, Debug)]
@@ -96,6 +97,7 @@ impl Sequencer {
     }
 
     fn add_run(&mut self, run: &RunId, settings: Arc<RunSettings>) -> Result<(), Refusal> {
+        self.judge_draining()?;
         if self.runs.len() >= limits::RUNS_MAX {
             let message = format!("the service has {} runs, as many as it may; delete one", limits::RUNS_MAX);
             return Err(Refusal::new(Reason::ServiceFull, message).field("run_id"));
@@ -165,7 +167,7 @@ impl Sequencer {
             return Err(Refusal::new(Reason::RunNotEmpty, message).field("force"));
         }
         // Nobody may log anything of its rollouts after the record that deletes them.
-        self.rollouts_of(run).into_iter().for_each(|(_, entry)| *entry.slot.lock() = Slot::Removed);
+        self.rollouts_of(run).into_iter().for_each(|(_, entry)| remove_with_run(&entry));
         self.log(&Record::RunDeleted { run: run.clone() }, None);
         self.apply_run_deleted(run);
         Ok(DeletedRun { open_rollouts: open, unacknowledged_rows: rows })
@@ -181,10 +183,7 @@ impl Sequencer {
         self.store.telemetry.forget_run(run);
         let held = &self.tombstones_held;
         self.tombstones.retain(|_, (tombstone, bytes)| {
-            let stays = match tombstone {
-                Tombstone::Rollout(key, _) => key.run != *run,
-                Tombstone::Group(of, _) => of != run,
-            };
+            let stays = tombstone.key.run != *run;
             if !stays {
                 held.subtract(*bytes);
             }
@@ -203,7 +202,7 @@ impl Sequencer {
             }
         }
         for (key, entry) in self.rollouts_of(run) {
-            *entry.slot.lock() = Slot::Removed;
+            remove_with_run(&entry);
             self.store.clear_timer(&key, &entry);
             self.store.rollouts.remove(&key);
         }
@@ -213,6 +212,18 @@ impl Sequencer {
         let of_run = self.store.rollouts.iter().filter(|entry| entry.key().run == *run);
         of_run.map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect()
     }
+}
+
+/// Takes a rollout out of its place, whose run is deleted.
+fn remove_with_run(entry: &Entry) {
+    let mut slot = entry.slot.lock();
+    if let Slot::Live(live) = &*slot
+        && live.rollout.finalised().is_none()
+    {
+        live.run.metrics.rollout_ended(RolloutEnd::Discarded(EndReason::RunDeleted));
+        figures::deltas_changed(&live.run.metrics, figures::deltas_of(live), (0, 0));
+    }
+    *slot = Slot::Removed;
 }
 
 pub(super) fn run_not_found(run: &RunId) -> Refusal {
