@@ -9,6 +9,7 @@ mod bad_input;
 mod crowds;
 mod drain;
 mod durability;
+mod figures;
 mod hostile;
 mod hostile_sizes;
 mod inspect;

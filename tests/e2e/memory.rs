@@ -4,7 +4,7 @@ use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::{self, AckOutcome, AnswerOutcome, DiscardDisposition};
 
 use crate::drain::get;
-use crate::life::{discard, finish, heartbeat, in_group, tags};
+use crate::life::{Life, attempt, discard, finish, finish_with, heartbeat, in_group, seconds, tags};
 use crate::queue_taker::{Taker, row, unit_ids};
 use crate::service::{TestService, Worker, about, call, reward, seal, subscription};
 
@@ -170,4 +170,76 @@ async fn the_metrics_say_what_is_held_and_how_old_the_oldest_rollout_is() {
             service.clock.advance(std::time::Duration::from_millis(u64::from(now_ms < 2000) * 1000));
         }
     }
+}
+
+/// A call that is refused is not half stored: no rollout, no place in a group, no older attempt superseded.
+#[tokio::test]
+async fn a_call_that_has_no_room_opens_nothing() {
+    let service = TestService::start_with_memory(BUDGET_BYTES).await;
+    let mut worker = service.worker().await;
+    let huge = |sequence: u32| {
+        let prompt: Vec<u32> = (0..400_000).map(|at| at * 7 + sequence).collect();
+        Event::Call(call("huge", "main", 1, &prompt, &[1]))
+    };
+    let first = about("run", "retried");
+    assert!(taken(&worker.report(&first, Event::Call(call("c", "main", 1, &[1, 2], &[3]))).await));
+    for refused in [in_group("alone", "g"), attempt(&first, 1)] {
+        let answer = worker.report(&refused, huge(1)).await;
+        let refusal = answer.refusal.expect("it is larger than all memory");
+        assert_eq!((refusal.reason.as_str(), refusal.call_id.as_str()), ("memory_full", "huge"));
+        assert_eq!(refusal.retry_after, None, "it never has room");
+    }
+    let again = worker.report(&first, Event::Call(call("c", "main", 1, &[1, 2], &[3]))).await;
+    assert_eq!(again.outcome(), AnswerOutcome::Duplicate, "the older attempt stands");
+    let whole = Event::Open(v1::Open { group_size: Some(1), ..v1::Open::default() });
+    assert!(taken(&worker.report(&in_group("other", "g"), whole).await), "its place in the group is free");
+}
+
+/// Seals that list calls which never come do not use up what others finish from.
+#[tokio::test]
+async fn inventions_leave_the_reserve_alone() {
+    let service = TestService::start_with_memory(BUDGET_BYTES).await;
+    let mut worker = service.worker().await;
+    let (oldest, grows) = (about("run", "oldest"), about("run", "grows"));
+    assert!(taken(&worker.report(&oldest, large("c", 1)).await));
+    let hostile: Vec<_> = (0..100).map(|number| in_group(&format!("hostile-{number}"), "g")).collect();
+    for rollout in &hostile {
+        assert!(taken(&worker.report(rollout, heartbeat()).await));
+    }
+    fill(&mut worker, &grows).await;
+    let invented: Vec<String> = (0..2000).map(|number| format!("never-{number}")).collect();
+    let listed: Vec<&str> = invented.iter().map(String::as_str).collect();
+    for rollout in &hostile {
+        taken(&worker.report(rollout, Event::Seal(seal(&[("main", &listed)]))).await);
+    }
+    assert!(taken(&worker.report(&oldest, large("last", 2)).await), "the oldest goes on");
+    let known = ["c", "last"];
+    let many =
+        v1::Reward { components: (0..64).map(|number| (format!("{number:0>200}"), 1.0)).collect(), ..reward(1.0) };
+    assert!(taken(&worker.report(&oldest, finish_with(seal(&[("main", &known)]), 1.0)).await));
+    assert!(taken(&worker.report(&grows, Event::Reward(many)).await), "a reward is taken always");
+}
+
+/// A group is forgotten with the last of its members, whether it was ever whole or not.
+#[tokio::test]
+async fn groups_that_never_become_whole_are_forgotten() {
+    let settings = v1::RunSettings { tombstone_retention: seconds(60), ..v1::RunSettings::default() };
+    let mut life = Life::start_with(settings).await;
+    let two = Event::Open(v1::Open { group_size: Some(2), ..v1::Open::default() });
+    for (group, end) in [("half", DiscardDisposition::Final), ("retried", DiscardDisposition::WillRetry)] {
+        let rollout = in_group(group, group);
+        life.accepts(&rollout, two.clone()).await;
+        life.accepts(&rollout, discard("enough", end)).await;
+    }
+    life.settle(&in_group("half", "half")).await;
+    let mut inspect = life.service.inspect().await;
+    for _ in 0..2000 {
+        let request = v1::ListGroupsRequest { run_id: "run".to_owned(), ..v1::ListGroupsRequest::default() };
+        if inspect.list_groups(request).await.unwrap().into_inner().groups.is_empty() {
+            return;
+        }
+        life.service.clock.advance(std::time::Duration::from_secs(30));
+        tokio::task::yield_now().await;
+    }
+    panic!("the groups are still there");
 }
