@@ -171,7 +171,7 @@ impl OpenRollout {
         if facts.without_missing || facts.parents_given_up {
             return Awaited::new(facts).all_but_given_up(facts);
         }
-        self.awaited.get_or_insert_with(|| Awaited::new(facts)).all_there(facts)
+        self.awaited.get_or_insert_with(|| Box::new(Awaited::new(facts))).all_there(facts)
     }
 
     /// Takes the rollout's facts and finds its links, or says why it is discarded.

@@ -118,8 +118,8 @@ impl Facts {
 /// A rollout that takes events.
 pub struct OpenRollout {
     facts: Facts,
-    /// What still has to come; there once it is sealed and rewarded.
-    awaited: Option<Awaited>,
+    /// What still has to come; there once it is sealed and rewarded. Most rollouts wait idly before that, and many at once.
+    awaited: Option<Box<Awaited>>,
     heard_at_ms: u64,
     /// The wait for missing kept calls, from the seal or a later list on.
     missing_calls: Wait,
