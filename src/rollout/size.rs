@@ -12,7 +12,7 @@ use super::event::{AgentEnd, AgentOrigin, AgentStart, Open, Reward, RolloutRecor
 use super::{Facts, Rollout};
 
 /// An attempt of which nothing has come: itself, its place in the map, its deadline, its references' texts.
-const ROLLOUT_BYTES: usize = 1400;
+const ROLLOUT_BYTES: usize = 1900;
 /// An entry of a small map or list, without texts.
 const ENTRY_BYTES: usize = 96;
 
