@@ -149,7 +149,7 @@ pub const ACK_UNITS_MAX: usize = 65_536;
 pub const ACK_ANSWERS_OUTSTANDING_MAX: usize = 128;
 
 /// Connections of gRPC; the next ones wait to be taken.
-pub const GRPC_CONNECTIONS_MAX: usize = 1024;
+pub const GRPC_CONNECTIONS_MAX: usize = 8192;
 /// The first bytes of a connection: the preface of HTTP/2, and the head of the frame that follows it.
 pub const GRPC_GREETING_BYTES: usize = 24 + 9;
 /// How long they may take.

@@ -155,11 +155,6 @@ impl RunMetrics {
         self.open_rollouts.increment(1.0);
     }
 
-    /// A rollout that was open before this process began is open again, after replay.
-    pub fn rollout_restored(&self) {
-        self.open_rollouts.increment(1.0);
-    }
-
     /// A rollout ended.
     pub fn rollout_ended(&self, end: RolloutEnd) {
         let (outcome, reason) = end.words();
@@ -182,11 +177,6 @@ impl RunMetrics {
         self.depth.record(number(shape.depth));
         self.agents.record(number(shape.agents));
         self.agents_without_list.increment(shape.agents_without_list);
-    }
-
-    /// A row was made.
-    pub fn row_made(&self, policy: &Name, row: RowMade) {
-        self.policy(policy).row_made(row);
     }
 
     /// From the event that completed a rollout to a unit of its rows being sent.

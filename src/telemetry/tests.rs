@@ -50,7 +50,7 @@ fn a_scrape_has_every_declared_metric_after_one_recording() {
     metrics.call_accepted(&policy());
     metrics.rollout_opened();
     metrics.rollout_ended(RolloutEnd::Discarded(EndReason::IdleTimeout));
-    metrics.row_made(&policy(), RowMade { trained_calls: 3, trained_tokens: 40, context_tokens: 60 });
+    metrics.policy(&policy()).row_made(RowMade { trained_calls: 3, trained_tokens: 40, context_tokens: 60 });
     metrics.rollout_shape(RolloutShape { roots: 1, leaves: 2, depth: 3, agents: 2, agents_without_list: 1 });
     metrics.reward_to_row(Duration::from_millis(3));
     telemetry.durable_answer(Duration::from_micros(700));
