@@ -20,6 +20,7 @@ struct Recount {
     dropped: BTreeMap<DropReason, Tally>,
     line: BTreeSet<UnitNumber>,
     delayed: BTreeSet<(u64, UnitNumber)>,
+    undeliverable: BTreeSet<UnitNumber>,
     leases: BTreeMap<ConsumerId, (BTreeSet<(u64, UnitNumber)>, u64)>,
     rows: RowStates,
 }
@@ -43,7 +44,12 @@ impl Recount {
             }
             Place::Parked(_) => self.parked.add(tokens),
             Place::Acknowledged => self.acknowledged.add(tokens),
-            Place::Dropped(reason) => self.dropped.entry(reason).or_default().add(tokens),
+            Place::Dropped(reason) => {
+                self.dropped.entry(reason).or_default().add(tokens);
+                if reason == DropReason::Undeliverable {
+                    self.undeliverable.insert(number);
+                }
+            }
         }
     }
 }
@@ -87,6 +93,8 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.check_counts(&recount)?;
         require(recount.line == self.ledger.waiting, "3: the line holds the waiting units")?;
         require(recount.delayed == self.ledger.delayed, "3: the delayed units are in their order")?;
+        let undeliverable = recount.undeliverable == self.ledger.undeliverable;
+        require(undeliverable, "3: the undeliverable units are those that were dropped as such")?;
         self.check_leases(&recount)?;
         self.check_sources()?;
         require(self.consumers.order_is_right(), "7: the order holds exactly the consumers with room")?;

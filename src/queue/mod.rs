@@ -25,7 +25,7 @@
 //! **Invariants**, checked by [`ConsumerGroup::check_invariants`], in tests and in debug builds after each change:
 //! 1. pushed = waiting + leased + parked + acknowledged + dropped, in units, in tokens and in rows.
 //! 2. Each count is what the units say; those not remembered any more were acknowledged or dropped.
-//! 3. The line holds the waiting units and no others; the delayed ones likewise.
+//! 3. The line holds the waiting units and no others; the delayed and the undeliverable ones likewise.
 //! 4. Leases are disjoint: a leased unit is with its one consumer, and consumers have no others; tokens in flight add up.
 //! 5. Each remembered unit is found under its id.
 //! 6. A rollout is settled exactly when all its units are.

@@ -78,11 +78,10 @@ impl OpenRollout {
                 // Where nothing is kept but what lists name, one more list only adds to it.
                 let only_adds =
                     facts.some_list_given() && facts.settings.agents_without_list == AgentsWithoutListRule::Drop;
-                let list = end.kept.clone();
-                facts.agents.apply_end(&mut facts.forest, end);
-                if let Some(list) = list {
-                    self.list_came(&list, only_adds, now_ms);
+                if let Some(list) = &end.kept {
+                    self.list_came(list, only_adds, now_ms);
                 }
+                self.facts.agents.apply_end(&mut self.facts.forest, end);
             }
             RolloutRecord::Finish(seal, reward) => {
                 if let Some(lists) = seal.as_ref().and_then(|seal| seal.kept.as_ref()) {

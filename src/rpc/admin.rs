@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use crate::error::{Reason, Refusal};
-use crate::ids::{ConsumerGroupId, RunId};
+use crate::ids::ConsumerGroupId;
 use crate::proto::v1;
 use crate::queue::UnitId;
 use crate::rollout::event::{DiscardedBy, Event};
@@ -15,7 +15,7 @@ use crate::store::report::Reply;
 use crate::store::sequencer::Command;
 
 use super::convert::fields::identifier;
-use super::{Shared, convert, ended_message, status};
+use super::{Shared, convert, draining, ended_message, refused, run_id, status};
 
 /// How long a drain waits for streams to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(9);
@@ -32,23 +32,15 @@ impl Admin {
 
     /// Asks the sequencing task, and waits until what it answered from is durable.
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<Result<T, Refusal>>) -> Command) -> Result<T, Status> {
-        let gone = || Status::unavailable("the service is about to stop");
+        let gone = || draining("ask again after the delay");
         let (reply, answer) = oneshot::channel();
         if !self.shared.store.command(command(reply)).await {
             return Err(gone());
         }
         let answer = answer.await.map_err(|_| gone())?;
         self.shared.store.durable(self.shared.store.last_position()).await;
-        answer.map_err(|refusal| status::status(&refusal, None))
+        answer.map_err(refused)
     }
-}
-
-fn refused(refusal: Refusal) -> Status {
-    status::status(&refusal, None)
-}
-
-fn run_id(text: &str) -> Result<RunId, Status> {
-    identifier(text, "run_id", RunId::parse).map_err(refused)
 }
 
 #[tonic::async_trait]

@@ -7,7 +7,6 @@ use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -20,7 +19,7 @@ use crate::limits;
 use crate::store::clock::Clock;
 
 /// How long until the next try when no connection can be taken.
-const ACCEPT_INTERVAL: Duration = Duration::from_secs(1);
+const ACCEPT_INTERVAL_MS: u64 = 1000;
 
 /// What the streams of one connection share.
 #[derive(Clone)]
@@ -52,7 +51,7 @@ pub(super) fn connections(listener: TcpListener, clock: Clock) -> impl Stream<It
     let room = Arc::new(Semaphore::new(limits::GRPC_CONNECTIONS_MAX));
     unfold((listener, clock, room), |(listener, clock, room)| async {
         let counted = Arc::clone(&room).acquire_owned().await.ok();
-        let stream = next_connection(&listener).await;
+        let stream = next_connection(&listener, &clock).await;
         let connection = stream.set_nodelay(true).map(|()| Connection::new(stream, &clock, counted));
         Some((connection, (listener, clock, room)))
     })
@@ -60,7 +59,7 @@ pub(super) fn connections(listener: TcpListener, clock: Clock) -> impl Stream<It
 
 /// The next connection. The transport's own listener would try again at once, and for ever, while none can be taken for want of
 /// descriptors; this one says so, and waits between two tries.
-async fn next_connection(listener: &TcpListener) -> TcpStream {
+async fn next_connection(listener: &TcpListener, clock: &Clock) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
@@ -68,7 +67,7 @@ async fn next_connection(listener: &TcpListener) -> TcpStream {
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
             Err(error) => {
                 tracing::warn!(%error, "no connection can be taken");
-                tokio::time::sleep(ACCEPT_INTERVAL).await;
+                clock.wait_until(Some(clock.now_ms().saturating_add(ACCEPT_INTERVAL_MS))).await;
             }
         }
     }

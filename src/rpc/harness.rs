@@ -29,7 +29,7 @@ use crate::store::report::{Answer, Reply};
 use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
-use super::{DRAIN_RETRY_AFTER_MS, OpenStream, Shared, convert, ended_message, status};
+use super::{OpenStream, Shared, convert, draining, ended_message, refused};
 
 /// The service.
 pub(super) struct Harness {
@@ -94,7 +94,7 @@ impl v1::harness_service_server::HarnessService for Harness {
         let requests = request.into_inner().requests;
         if requests.len() > limits::BATCH_REQUESTS_MAX {
             let message = format!("{} requests, more than {} in one batch", requests.len(), limits::BATCH_REQUESTS_MAX);
-            return Err(status::status(&Refusal::new(Reason::OverLimit, message).field("requests"), None));
+            return Err(refused(Refusal::new(Reason::OverLimit, message).field("requests")));
         }
         let mut answers = Vec::with_capacity(requests.len());
         let mut last = Position::default();
@@ -130,7 +130,7 @@ impl ReportStream {
     async fn next(&mut self) -> Option<Result<v1::ReportResponse, Status>> {
         loop {
             if self.end.is_none() && *self.shared.draining.borrow() {
-                self.end = Some(Err(draining()));
+                self.end = Some(Err(draining("connect again after the delay and send again what was not answered")));
             }
             let first = self.outgoing.front().map(|first| first.position);
             if first.is_some_and(|position| self.shared.store.is_durable(position)) {
@@ -178,11 +178,6 @@ impl Drop for ReportStream {
     }
 }
 
-fn draining() -> Status {
-    let message = "the service is about to stop; connect again after the delay and send again what was not answered";
-    status::status(&Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS), None)
-}
-
 /// Why a stream ends whose next message cannot be read. For gRPC a message over the limit is out of range, and one that is none
 /// an error of its own; for who sends it, it is too much, or bad input.
 fn unreadable(broken: Status) -> Status {
@@ -191,7 +186,7 @@ fn unreadable(broken: Status) -> Status {
         Status::resource_exhausted(format!("a message has more than {most} bytes; send long prompts as deltas"))
     } else if broken.code() == tonic::Code::Internal {
         let message = format!("what came is no message of this contract: {}", broken.message());
-        status::status(&Refusal::new(Reason::InvalidValue, message).field("request"), None)
+        refused(Refusal::new(Reason::InvalidValue, message).field("request"))
     } else {
         broken
     }

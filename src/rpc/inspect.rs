@@ -19,7 +19,7 @@ use super::convert::inspect::calls::Shower;
 use super::convert::inspect::lists::{self, RolloutFilter};
 use super::convert::inspect::pages::{self, Page};
 use super::convert::inspect::{Outline, Shown};
-use super::{Shared, convert, ended_message, not_in_this_release, status};
+use super::{Shared, convert, draining, ended_message, not_in_this_release, refused, run_id};
 
 /// The service.
 pub(super) struct Inspect {
@@ -137,15 +137,7 @@ impl Shared {
 }
 
 fn stopping() -> Status {
-    Status::unavailable("the service is about to stop")
-}
-
-pub(super) fn refused(refusal: Refusal) -> Status {
-    status::status(&refusal, None)
-}
-
-fn run_id(text: &str) -> Result<RunId, Status> {
-    convert::fields::identifier(text, "run_id", RunId::parse).map_err(refused)
+    draining("ask again after the delay")
 }
 
 #[tonic::async_trait]

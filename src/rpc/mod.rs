@@ -25,6 +25,7 @@ use tonic::transport::Server;
 use tonic_health::server::HealthReporter;
 
 use crate::error::{Reason, Refusal};
+use crate::ids::RunId;
 use crate::limits;
 use crate::proto::v1::admin_service_server::AdminServiceServer;
 use crate::proto::v1::harness_service_server::HarnessServiceServer;
@@ -188,7 +189,23 @@ async fn end_watches(shared: Shared, mut health: HealthReporter) {
 /// What a call of a method is answered that this release does not have.
 fn not_in_this_release(what: &str) -> tonic::Status {
     let message = format!("this release does not have {what} yet");
-    status::status(&Refusal::new(Reason::NotInThisRelease, message), None)
+    refused(Refusal::new(Reason::NotInThisRelease, message))
+}
+
+/// A refusal that is about no one rollout.
+fn refused(refusal: Refusal) -> tonic::Status {
+    status::status(&refusal, None)
+}
+
+/// How a request or a stream ends when the service is about to stop, with what to do then.
+fn draining(then: &str) -> tonic::Status {
+    let message = format!("the service is about to stop; {then}");
+    refused(Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS))
+}
+
+/// The run that a request names.
+fn run_id(text: &str) -> Result<RunId, tonic::Status> {
+    convert::fields::identifier(text, "run_id", RunId::parse).map_err(refused)
 }
 
 /// How an attempt ended, as a message.

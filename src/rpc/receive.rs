@@ -26,7 +26,7 @@ use crate::limits;
 use crate::store::clock::Clock;
 
 use super::connection::{ConnectionShare, Timer, timer};
-use super::status;
+use super::refused;
 
 /// Puts request bodies under the budget.
 #[derive(Clone)]
@@ -216,7 +216,7 @@ impl ReceivedBody {
         }
         let message = "a message has been on its way for too long; send it again over a connection that carries it";
         let refusal = Refusal::new(Reason::MessageTooSlow, message).retry_after_ms(limits::RECEIVE_RETRY_AFTER_MS);
-        Poll::Ready(status::status(&refusal, None))
+        Poll::Ready(refused(refusal))
     }
 
     /// Something has come, or will be asked for later.

@@ -25,7 +25,7 @@ use super::convert::parts::{UnitHead, UnitParts, UnitRows};
 use super::convert::rows::RowIdentity;
 use super::convert::trainer as messages;
 use super::outgoing::{self, Outgoing, Responses};
-use super::{DRAIN_RETRY_AFTER_MS, Shared, convert, not_in_this_release, status};
+use super::{Shared, convert, draining, not_in_this_release, refused};
 
 /// The service.
 pub(super) struct Trainer {
@@ -36,6 +36,8 @@ pub(super) struct Trainer {
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// The shortest interval that a subscriber may ask for.
 const HEARTBEAT_INTERVAL_MS_MIN: u64 = 1000;
+/// What a subscriber does when the service is about to stop.
+const SUBSCRIBE_AGAIN: &str = "subscribe again after the delay, and say which units you hold";
 /// How long a subscriber that did not read should wait before it subscribes again.
 const SLOW_RETRY_AFTER_MS: u64 = 1000;
 
@@ -147,7 +149,7 @@ async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, ou
         end = read(&shared, (consumer, ephemeral), &acks, &mut requests) => end,
         wrote = &mut writer => End::LetGo(wrote.unwrap_or(Wrote::Over)),
         () = outgoing.closed() => End::Broken(None),
-        () = shared.drained() => End::Over(Some(draining())),
+        () = shared.drained() => End::Over(Some(draining(SUBSCRIBE_AGAIN))),
     };
     if let End::Over(_) = &end {
         answered(&shared, &outgoing).await;
@@ -168,16 +170,10 @@ async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, ou
     }
 }
 
-/// How a subscription ends when the service is about to stop.
-fn draining() -> Status {
-    let message = "the service is about to stop; subscribe again after the delay, and say which units you hold";
-    status::status(&Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS), None)
-}
-
 /// How a subscription ends that does not read.
 fn too_slow() -> Status {
     let message = "this subscription does not read what it is sent; subscribe again, and read";
-    status::status(&Refusal::new(Reason::ConsumerTooSlow, message).retry_after_ms(SLOW_RETRY_AFTER_MS), None)
+    refused(Refusal::new(Reason::ConsumerTooSlow, message).retry_after_ms(SLOW_RETRY_AFTER_MS))
 }
 
 /// Waits until what was read is answered, as far as that goes to the consumer's line, or nobody listens.
@@ -199,27 +195,25 @@ async fn join(
 ) -> Result<Joined, Status> {
     let first = tokio::select! {
         first = requests.message() => first?,
-        () = shared.drained() => return Err(draining()),
+        () = shared.drained() => return Err(draining(SUBSCRIBE_AGAIN)),
     };
     let message = match first.and_then(|request| request.request) {
         Some(subscribe_request::Request::Subscription(subscription)) => subscription,
         Some(_) | None => {
             let message = "a stream must begin with a subscription";
-            return Err(status::status(&Refusal::new(Reason::SubscriptionOrder, message).field("subscription"), None));
+            return Err(refused(Refusal::new(Reason::SubscriptionOrder, message).field("subscription")));
         }
     };
-    let refused = |refusal: Refusal| status::status(&refusal, None);
     let (sender, line) = mpsc::channel(limits::CONSUMER_UNITS_IN_FLIGHT_MAX + limits::CONSUMER_NEWS_OUTSTANDING_MAX);
     let heartbeat_ms = heartbeat_ms(&message).map_err(refused)?;
     let subscription = subscription(shared, &message, sender).map_err(refused)?;
     let (consumer, ephemeral) = (subscription.consumer, subscription.ephemeral);
     let (run, consumer_group) = (subscription.run.clone(), subscription.consumer_group.clone());
     let (reply, answer) = oneshot::channel();
-    let gone = || Status::unavailable("the service is about to stop");
     if !shared.store.command(Command::Subscribe(Box::new(subscription), reply)).await {
-        return Err(gone());
+        return Err(draining(SUBSCRIBE_AGAIN));
     }
-    let answer = answer.await.map_err(|_| gone())?;
+    let answer = answer.await.map_err(|_| draining(SUBSCRIBE_AGAIN))?;
     // Joined or refused, by what may not be durable yet.
     shared.store.durable(shared.store.last_position()).await;
     let subscribed = answer.map_err(refused)?;
@@ -298,7 +292,6 @@ async fn read(
     acks: &AcksOutstanding,
     requests: &mut Streaming<v1::SubscribeRequest>,
 ) -> End {
-    let stopping = || End::Over(Some(Status::unavailable("the service is about to stop")));
     loop {
         let request = match requests.message().await {
             Ok(Some(request)) => request,
@@ -317,10 +310,10 @@ async fn read(
                     }
                 }
                 if !shared.store.command(command).await {
-                    return stopping();
+                    return End::Over(Some(draining(SUBSCRIBE_AGAIN)));
                 }
             }
-            Err(refusal) => return End::Over(Some(status::status(&refusal, None))),
+            Err(refusal) => return End::Over(Some(refused(refusal))),
         }
     }
 }
@@ -388,7 +381,7 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Outgoing) -> Wrote 
             Some(ToConsumer::Ended(refusal)) => {
                 // What it comes from may not be durable yet.
                 shared.store.durable(shared.store.last_position()).await;
-                outgoing.end(status::status(&refusal, None)).await;
+                outgoing.end(refused(refusal)).await;
                 false
             }
         };

@@ -24,8 +24,7 @@ use crate::store::watch::{Dirty, Wanted, Watching};
 
 use super::convert::inspect::calls::{Shower, open_calls};
 use super::convert::inspect::{self, Outline, Shown, lists};
-use super::inspect::refused;
-use super::{DRAIN_RETRY_AFTER_MS, Shared, ended_message, status};
+use super::{Shared, draining, ended_message, refused};
 
 /// Changes on their way to one reader.
 const CHANGES_OUTSTANDING: usize = 4;
@@ -100,11 +99,7 @@ impl Watch {
         let over = tokio::select! {
             over = self.tell() => over,
             () = outgoing.closed() => Over(None),
-            () = shared.drained() => {
-                let message = "the service is about to stop; watch again after the delay";
-                let refusal = Refusal::new(Reason::Draining, message).retry_after_ms(DRAIN_RETRY_AFTER_MS);
-                Over(Some(status::status(&refusal, None)))
-            }
+            () = shared.drained() => Over(Some(draining("watch again after the delay"))),
         };
         if let Over(Some(status)) = over {
             // Who is gone does not want the reason.
