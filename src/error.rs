@@ -137,6 +137,8 @@ reasons! {
     ConsumerInUse = FailedPrecondition "consumer_in_use",
     /// The consumer does not read what it is sent.
     ConsumerTooSlow = ResourceExhausted "consumer_too_slow",
+    /// A message is larger than any that is taken.
+    MessageTooLarge = ResourceExhausted "message_too_large",
     /// A message was not whole in time.
     MessageTooSlow = ResourceExhausted "message_too_slow",
     /// A stream must open with a subscription, and have only one.

@@ -105,10 +105,16 @@ pub const UNIT_BYTES: u64 = 400;
 
 /// Largest message taken from a client.
 pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Largest message taken by all services but that of harnesses.
+pub const OTHER_MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Largest message sent to a trainer. A unit larger than this is sent in parts.
 pub const UNIT_MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// Answers outstanding on one stream of reports; a client that does not read its answers is not read from.
 pub const STREAM_ANSWERS_OUTSTANDING_MAX: usize = 1024;
+/// The same, over all streams.
+pub const ANSWERS_OUTSTANDING_MAX: usize = 1 << 18;
+/// Answers outstanding that each stream may have besides.
+pub const STREAM_ANSWERS_FREE: usize = 16;
 /// Requests in one `ReportBatch`.
 pub const BATCH_REQUESTS_MAX: usize = 4096;
 /// Bytes of messages between their arrival and the place of their records in the log, over all streams.
@@ -158,8 +164,16 @@ pub const GRPC_GREETING_MS_MAX: u64 = 20_000;
 pub const RECEIVE_BYTES_MAX: usize = 512 << 20;
 /// The same, over the streams of one connection.
 pub const RECEIVE_CONNECTION_BYTES_MAX: usize = 128 << 20;
-/// What each stream may hold of a message without asking for room.
-pub const RECEIVE_STREAM_FREE_BYTES: usize = 1 << 20;
+/// Of messages that are not whole, what each connection may hold without asking for room; less if there are many.
+pub const RECEIVE_CONNECTION_OWN_BYTES_MAX: usize = 4 << 20;
+/// The same, over all connections.
+pub const RECEIVE_OWN_BYTES_MAX: usize = 1 << 30;
+/// What connections have sent and nobody has read, before those with much of it are not read from.
+pub const UNREAD_BYTES_MAX: usize = 512 << 20;
+/// What each may have sent besides.
+pub const UNREAD_CONNECTION_FREE_BYTES: usize = 64 << 10;
+/// How long a connection that is not read from waits until it ends.
+pub const UNREAD_MS_MAX: u64 = 30_000;
 /// How long a message may take to become whole, besides what its bytes take.
 pub const RECEIVE_MESSAGE_MS_MIN: u64 = 30_000;
 /// The slowest that a message may come.
@@ -212,14 +226,19 @@ const _: () = assert!(MEMORY_AWAITED_OPENS_PERCENT < 100 + MEMORY_RESERVE_PERCEN
 // Tombstones alone never have openings refused.
 const _: () = assert!(100 / MEMORY_TOMBSTONES_DIVISOR < MEMORY_OPENS_PERCENT);
 const _: () = assert!(MEMORY_BUDGET_BYTES_MIN <= MEMORY_BUDGET_BYTES);
+const _: () = assert!(STREAM_ANSWERS_FREE < STREAM_ANSWERS_OUTSTANDING_MAX);
 // Answers to acknowledgements leave room for other news.
 const _: () = assert!(ACK_ANSWERS_OUTSTANDING_MAX < CONSUMER_NEWS_OUTSTANDING_MAX);
 const _: () = assert!(EPHEMERAL_NEWS_ROOM < CONSUMER_NEWS_OUTSTANDING_MAX);
 // Any message has room on an idle connection, and an idle connection beside others.
 const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
 const _: () = assert!(RECEIVE_CONNECTION_BYTES_MAX <= RECEIVE_BYTES_MAX && RECEIVE_BYTES_MAX < u32::MAX as usize);
-// What a stream holds for free is no more than what its window may hold before anybody reads it; small enough messages pass
-// whatever others do.
-const _: () = assert!(RECEIVE_STREAM_FREE_BYTES <= HTTP2_STREAM_WINDOW_BYTES as usize);
+// However many connections there are, calls of usual size pass whatever others do.
+const _: () = assert!(RECEIVE_OWN_BYTES_MAX / GRPC_CONNECTIONS_MAX >= 128 << 10);
+const _: () = assert!(RECEIVE_CONNECTION_OWN_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
+// One connection alone is always read from, whatever its windows hold.
+const _: () = assert!((HTTP2_CONNECTION_WINDOW_BYTES as usize) < UNREAD_BYTES_MAX);
+// What connections may have sent besides is no more than what they may have sent together.
+const _: () = assert!(GRPC_CONNECTIONS_MAX * UNREAD_CONNECTION_FREE_BYTES <= UNREAD_BYTES_MAX);
 // The answer to a subscription, which names units a second time, fits a message.
 const _: () = assert!(2 * HELD_UNITS_BYTES_MAX <= UNIT_MESSAGE_BYTES_MAX);

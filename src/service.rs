@@ -12,7 +12,7 @@ use crate::http::{self, HttpState};
 use crate::limits;
 use crate::log::memory::MemoryLog;
 use crate::log::{Log, LogError};
-use crate::rpc::{self, OpenStreams, Shared};
+use crate::rpc::{self, Shared};
 use crate::store::clock::Clock;
 use crate::store::sequencer::Sequencer;
 use crate::store::{Store, StoreOptions};
@@ -113,9 +113,8 @@ pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceErr
     let (http_address, http) = start_http(http, HttpState { telemetry, readiness: Arc::clone(&readiness) }).await?;
 
     let (drain, draining) = watch::channel(false);
-    let readiness_follows = tokio::spawn(follow_drain(draining.clone(), Arc::clone(&readiness)));
-    let streams = OpenStreams::default();
-    let shared = Shared { store: Arc::clone(&store), draining, drain: Arc::new(drain), streams };
+    let readiness_follows = tokio::spawn(follow_drain(draining, Arc::clone(&readiness)));
+    let shared = Shared::new(Arc::clone(&store), Arc::new(drain));
     let (stop, stops) = oneshot::channel::<()>();
     let serving = {
         let readiness = Arc::clone(&readiness);

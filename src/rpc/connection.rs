@@ -1,11 +1,13 @@
 //! Connections: how many there are, and what one of them may hold.
 //!
 //! A connection beyond [`limits::GRPC_CONNECTIONS_MAX`] waits to be taken until another has ended. One that does not begin to
-//! speak HTTP/2 in time ends; later the transport's own pings find out who is gone.
+//! speak HTTP/2 in time ends; later the transport's own pings find out who is gone. What connections send ahead of those who read
+//! is bounded by [`super::unread`].
 
 use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
@@ -18,6 +20,9 @@ use tonic::transport::server::Connected;
 use crate::limits;
 use crate::store::clock::Clock;
 
+use super::receive::ConnectionRoom;
+use super::unread::{ConnectionUnread, Frames, Unread};
+
 /// How long until the next try when no connection can be taken.
 const ACCEPT_INTERVAL_MS: u64 = 1000;
 
@@ -25,7 +30,16 @@ const ACCEPT_INTERVAL_MS: u64 = 1000;
 #[derive(Clone)]
 pub(super) struct ConnectionShare {
     /// Room for messages that have come in part.
-    pub(super) receive: Arc<Semaphore>,
+    pub(super) receive: Arc<ConnectionRoom>,
+    /// What has come and is not read.
+    pub(super) unread: Arc<ConnectionUnread>,
+}
+
+/// What all connections share.
+#[derive(Default)]
+struct All {
+    unread: Arc<Unread>,
+    connections: Arc<AtomicUsize>,
 }
 
 /// A connection that is counted.
@@ -34,6 +48,10 @@ pub(super) struct Connection {
     share: ConnectionShare,
     /// While it has not begun to speak: when that is too late, and how many bytes it still takes.
     silence: Option<(Timer, usize)>,
+    frames: Frames,
+    /// While it is not read from: when that has lasted too long.
+    paused: Option<Timer>,
+    clock: Clock,
     _counted: Option<OwnedSemaphorePermit>,
 }
 
@@ -49,11 +67,11 @@ pub(super) fn timer(clock: &Clock, deadline_ms: u64) -> Timer {
 /// Connections as they come, no more than there may be.
 pub(super) fn connections(listener: TcpListener, clock: Clock) -> impl Stream<Item = Result<Connection>> {
     let room = Arc::new(Semaphore::new(limits::GRPC_CONNECTIONS_MAX));
-    unfold((listener, clock, room), |(listener, clock, room)| async {
+    unfold((listener, clock, room, All::default()), |(listener, clock, room, all)| async {
         let counted = Arc::clone(&room).acquire_owned().await.ok();
         let stream = next_connection(&listener, &clock).await;
-        let connection = stream.set_nodelay(true).map(|()| Connection::new(stream, &clock, counted));
-        Some((connection, (listener, clock, room)))
+        let connection = stream.set_nodelay(true).map(|()| Connection::new(stream, &clock, &all, counted));
+        Some((connection, (listener, clock, room, all)))
     })
 }
 
@@ -74,11 +92,25 @@ async fn next_connection(listener: &TcpListener, clock: &Clock) -> TcpStream {
 }
 
 impl Connection {
-    fn new(stream: TcpStream, clock: &Clock, counted: Option<OwnedSemaphorePermit>) -> Self {
-        let receive = Arc::new(Semaphore::new(limits::RECEIVE_CONNECTION_BYTES_MAX));
+    fn new(stream: TcpStream, clock: &Clock, all: &All, counted: Option<OwnedSemaphorePermit>) -> Self {
+        let receive = Arc::new(ConnectionRoom::new(Arc::clone(&all.connections)));
+        let share = ConnectionShare { receive, unread: ConnectionUnread::new(Arc::clone(&all.unread)) };
         let deadline_ms = clock.now_ms().saturating_add(limits::GRPC_GREETING_MS_MAX);
         let silence = Some((timer(clock, deadline_ms), limits::GRPC_GREETING_BYTES));
-        Self { stream, share: ConnectionShare { receive }, silence, _counted: counted }
+        Self { stream, share, silence, frames: Frames::new(), paused: None, clock: clock.clone(), _counted: counted }
+    }
+
+    /// Whether it may be read from; an error once it has sent ahead of its reader for too long.
+    fn poll_may_read(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        if self.share.unread.may_read(context) {
+            self.paused = None;
+            return Poll::Ready(Ok(()));
+        }
+        let clock = &self.clock;
+        let paused =
+            self.paused.get_or_insert_with(|| timer(clock, clock.now_ms().saturating_add(limits::UNREAD_MS_MAX)));
+        let over = |()| Err(Error::new(ErrorKind::TimedOut, "the client sends much ahead of what is read of it"));
+        paused.as_mut().poll(context).map(over)
     }
 }
 
@@ -97,9 +129,12 @@ impl AsyncRead for Connection {
         {
             return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not begin to speak HTTP/2")));
         }
+        ready!(self.poll_may_read(context))?;
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         let read = buffer.filled().len() - before;
+        let Self { frames, share, .. } = &mut *self;
+        frames.follow(&buffer.filled()[before..], &share.unread);
         self.silence = self.silence.take().filter(|(_, left)| *left > read).map(|(timer, left)| (timer, left - read));
         Poll::Ready(Ok(()))
     }

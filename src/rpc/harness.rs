@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
@@ -29,6 +30,7 @@ use crate::store::report::{Answer, Reply};
 use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
+use super::receive::{Messages, messages};
 use super::{OpenStream, Shared, convert, draining, ended_message, refused};
 
 /// The service.
@@ -49,13 +51,20 @@ struct Outgoing {
     position: Position,
     /// When the request came, in the clock's microseconds; none: nobody asked.
     arrived_us: Option<u64>,
+    _room: AnswerRoom,
 }
+
+/// Room for an answer: of the service's, if the stream has used up its own.
+#[derive(Default)]
+struct AnswerRoom(
+    #[expect(dead_code, reason = "it gives the room back when it is dropped")] Option<OwnedSemaphorePermit>,
+);
 
 /// One stream of reports.
 struct ReportStream {
     shared: Shared,
     reporter: ReporterId,
-    requests: Streaming<v1::ReportRequest>,
+    requests: Messages<v1::ReportRequest>,
     notices: mpsc::Receiver<Notice>,
     /// In the order of their requests.
     outgoing: VecDeque<Outgoing>,
@@ -78,7 +87,7 @@ impl v1::harness_service_server::HarnessService for Harness {
     type ReportStream = Responses;
 
     async fn report(&self, request: Request<Streaming<v1::ReportRequest>>) -> Result<Response<Responses>, Status> {
-        let stream = ReportStream::new(self.shared.clone(), request.into_inner());
+        let stream = ReportStream::new(self.shared.clone(), messages(request)?);
         let responses = unfold(stream, |mut stream| async move {
             let response = stream.next().await?;
             Some((response, stream))
@@ -118,7 +127,7 @@ impl Harness {
 }
 
 impl ReportStream {
-    fn new(shared: Shared, requests: Streaming<v1::ReportRequest>) -> Self {
+    fn new(shared: Shared, requests: Messages<v1::ReportRequest>) -> Self {
         let (reporter, notices) = shared.store.reporter();
         let (open, counted) = (shared.streams.enter(), shared.store.telemetry().report_stream());
         let outgoing = VecDeque::new();
@@ -146,28 +155,45 @@ impl ReportStream {
                 self.end = Some(Ok(()));
                 return end.err().map(Err);
             }
-            let takes = self.end.is_none() && self.outgoing.len() < limits::STREAM_ANSWERS_OUTSTANDING_MAX;
+            // Without room there are answers to come, whose leaving is waited for below.
+            let room = self.room();
+            let takes = self.end.is_none() && room.is_some();
             tokio::select! {
                 biased;
                 Some(notice) = self.notices.recv(), if takes => {
                     // It says what is known now, which may be more than the record that it comes from.
                     let position = self.shared.store.last_position();
                     let response = noticed(&self.shared, &notice);
-                    self.outgoing.extend(response.map(|response| Outgoing { response, position, arrived_us: None }));
+                    self.outgoing.extend(response.map(|response| {
+                        Outgoing { response, position, arrived_us: None, _room: room.unwrap_or_default() }
+                    }));
                 }
                 request = self.requests.message(), if takes => match request {
                     Ok(Some(request)) => {
                         let answer = answered(&self.shared, self.reporter, request).await;
-                        self.outgoing.push_back(answer);
+                        self.outgoing.push_back(Outgoing { _room: room.unwrap_or_default(), ..answer });
                     }
                     Ok(None) => self.end = Some(Ok(())),
                     // What is no message cannot be answered with a sequence number.
-                    Err(broken) => self.end = Some(Err(unreadable(broken))),
+                    Err(broken) => self.end = Some(Err(broken)),
                 },
                 () = self.shared.store.durable(first.unwrap_or_default()), if first.is_some() => {}
                 // Seen above.
                 () = self.shared.drained(), if self.end.is_none() => {}
             }
+        }
+    }
+}
+
+impl ReportStream {
+    /// Room for one more answer: some are free for each stream, the others of the service's.
+    fn room(&self) -> Option<AnswerRoom> {
+        match self.outgoing.len() {
+            0..limits::STREAM_ANSWERS_FREE => Some(AnswerRoom::default()),
+            limits::STREAM_ANSWERS_FREE..limits::STREAM_ANSWERS_OUTSTANDING_MAX => {
+                Arc::clone(&self.shared.answers).try_acquire_owned().ok().map(|room| AnswerRoom(Some(room)))
+            }
+            _ => None,
         }
     }
 }
@@ -178,26 +204,12 @@ impl Drop for ReportStream {
     }
 }
 
-/// Why a stream ends whose next message cannot be read. For gRPC a message over the limit is out of range, and one that is none
-/// an error of its own; for who sends it, it is too much, or bad input.
-fn unreadable(broken: Status) -> Status {
-    if broken.code() == tonic::Code::OutOfRange {
-        let most = limits::REQUEST_MESSAGE_BYTES_MAX;
-        Status::resource_exhausted(format!("a message has more than {most} bytes; send long prompts as deltas"))
-    } else if broken.code() == tonic::Code::Internal {
-        let message = format!("what came is no message of this contract: {}", broken.message());
-        refused(Refusal::new(Reason::InvalidValue, message).field("request"))
-    } else {
-        broken
-    }
-}
-
 async fn answered(shared: &Shared, reporter: ReporterId, request: v1::ReportRequest) -> Outgoing {
     let arrived_us = Some(shared.store.clock().now_us());
     let _in_flight = shared.in_flight(weight(&request)).await;
     let (answer, position) = shared.answer(Some(reporter), request).await;
     let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
-    Outgoing { response, position, arrived_us }
+    Outgoing { response, position, arrived_us, _room: AnswerRoom::default() }
 }
 
 impl Shared {
@@ -329,7 +341,6 @@ fn weight(request: &v1::ReportRequest) -> usize {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
-    use std::sync::Arc;
 
     use futures_util::FutureExt;
     use tokio::sync::watch;
@@ -337,7 +348,6 @@ mod tests {
 
     use super::*;
     use crate::log::memory::MemoryLog;
-    use crate::rpc::OpenStreams;
     use crate::store::clock::Clock;
     use crate::store::{Store, StoreOptions};
     use crate::telemetry::Telemetry;
@@ -350,9 +360,8 @@ mod tests {
             StoreOptions { log, clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 20 };
         // Nobody answers the commands, so that a batch stops where it asks for its first rollout.
         let (store, mut commands) = Store::new(options, Position::default());
-        let drain = Arc::new(watch::Sender::new(false));
-        let (draining, streams) = (drain.subscribe(), OpenStreams::default());
-        let harness = Harness::new(Shared { store: Arc::clone(&store), draining, drain, streams });
+        let shared = Shared::new(Arc::clone(&store), Arc::new(watch::Sender::new(false)));
+        let harness = Harness::new(shared);
         let request = || v1::ReportRequest {
             rollout: Some(v1::RolloutRef { run_id: "run".into(), rollout_id: "x".into(), ..v1::RolloutRef::default() }),
             event: Some(report_request::Event::Heartbeat(v1::Heartbeat {})),

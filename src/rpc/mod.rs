@@ -13,13 +13,14 @@ mod outgoing;
 mod receive;
 pub mod status;
 mod trainer;
+mod unread;
 mod watching;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic_health::server::HealthReporter;
@@ -45,6 +46,8 @@ pub struct Shared {
     pub drain: Arc<watch::Sender<bool>>,
     /// Streams of reports, subscriptions and watches that are open.
     pub streams: OpenStreams,
+    /// Room for answers that have not left, beyond what each stream may have.
+    pub answers: Arc<Semaphore>,
 }
 
 /// Counts streams, so that a drain can wait for their end.
@@ -79,6 +82,13 @@ impl Drop for OpenStream {
 }
 
 impl Shared {
+    /// What all services share before a store; `drain` is set when the service is to stop.
+    #[must_use]
+    pub fn new(store: Arc<Store>, drain: Arc<watch::Sender<bool>>) -> Self {
+        let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_MAX));
+        Self { store, draining: drain.subscribe(), drain, streams: OpenStreams::default(), answers }
+    }
+
     /// Waits until the service is about to stop.
     async fn drained(&self) {
         let mut draining = self.draining.clone();

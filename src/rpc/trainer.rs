@@ -25,6 +25,7 @@ use super::convert::parts::{UnitHead, UnitParts, UnitRows};
 use super::convert::rows::RowIdentity;
 use super::convert::trainer as messages;
 use super::outgoing::{self, Outgoing, Responses};
+use super::receive::{self, Messages};
 use super::{Shared, convert, draining, not_in_this_release, refused};
 
 /// The service.
@@ -50,7 +51,7 @@ impl v1::trainer_service_server::TrainerService for Trainer {
         request: Request<Streaming<v1::SubscribeRequest>>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
         let (outgoing, responses) = outgoing::stream();
-        tokio::spawn(serve(self.shared.clone(), request.into_inner(), outgoing));
+        tokio::spawn(serve(self.shared.clone(), receive::messages(request)?, outgoing));
         Ok(Response::new(responses))
     }
 
@@ -132,7 +133,7 @@ enum Wrote {
 }
 
 /// Serves one subscription from its first request to its end.
-async fn serve(shared: Shared, mut requests: Streaming<v1::SubscribeRequest>, outgoing: Outgoing) {
+async fn serve(shared: Shared, mut requests: Messages<v1::SubscribeRequest>, outgoing: Outgoing) {
     let _open = shared.streams.enter();
     let joined = match join(&shared, &mut requests, &outgoing).await {
         Ok(joined) => joined,
@@ -190,7 +191,7 @@ async fn answered(shared: &Shared, outgoing: &Outgoing) {
 /// Takes the first request and joins the consumer group.
 async fn join(
     shared: &Shared,
-    requests: &mut Streaming<v1::SubscribeRequest>,
+    requests: &mut Messages<v1::SubscribeRequest>,
     outgoing: &Outgoing,
 ) -> Result<Joined, Status> {
     let first = tokio::select! {
@@ -290,7 +291,7 @@ async fn read(
     shared: &Shared,
     (consumer, ephemeral): (ConsumerId, bool),
     acks: &AcksOutstanding,
-    requests: &mut Streaming<v1::SubscribeRequest>,
+    requests: &mut Messages<v1::SubscribeRequest>,
 ) -> End {
     loop {
         let request = match requests.message().await {

@@ -1,0 +1,79 @@
+//! The messages of a stream of requests, read without the transport's buffer, which would keep room for the longest of them.
+
+use std::future::poll_fn;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use parking_lot::Mutex;
+use prost::Message;
+use tonic::codegen::http;
+use tonic::{Request, Status, Streaming};
+
+use crate::error::{Reason, Refusal};
+use crate::rpc::refused;
+
+use super::framing::HEADER_BYTES;
+use super::gather::Gather;
+
+/// Messages as they come. What was read of a message is not lost if waiting for the next one is given up.
+pub(in crate::rpc) struct Messages<M> {
+    gather: Gather,
+    /// Whole messages that are not read yet.
+    whole: Bytes,
+    message: PhantomData<fn() -> M>,
+}
+
+/// A request's body on its way past the transport's reader.
+#[derive(Clone)]
+struct HandedOver(Arc<Mutex<Option<Gather>>>);
+
+/// Puts the body where [`messages`] finds it.
+pub(super) fn hand_over<B>(request: &mut http::Request<B>, gather: Gather) {
+    request.extensions_mut().insert(HandedOver(Arc::new(Mutex::new(Some(gather)))));
+}
+
+/// The messages of a request that came through this layer.
+///
+/// # Errors
+/// If it did not.
+pub(in crate::rpc) fn messages<M: Message + Default>(
+    mut request: Request<Streaming<M>>,
+) -> Result<Messages<M>, Status> {
+    let gather = request.extensions_mut().remove::<HandedOver>().and_then(|handed| handed.0.lock().take());
+    match gather {
+        Some(gather) => Ok(Messages { gather, whole: Bytes::new(), message: PhantomData }),
+        None => Err(refused(Refusal::new(Reason::Internal, "the request's body was not handed over"))),
+    }
+}
+
+impl<M: Message + Default> Messages<M> {
+    /// The next message; none when the client has ended the stream.
+    ///
+    /// # Errors
+    /// How the stream ends if what comes is no message of this type, too large, too slow, or broken.
+    pub(in crate::rpc) async fn message(&mut self) -> Result<Option<M>, Status> {
+        if self.whole.is_empty() {
+            match poll_fn(|context| self.gather.poll_whole(context)).await {
+                Some(whole) => self.whole = whole?,
+                None => return Ok(None),
+            }
+        }
+        self.decode().map(Some)
+    }
+
+    fn decode(&mut self) -> Result<M, Status> {
+        let too_short = |_| refused(Refusal::new(Reason::Internal, "a message was handed on that is not whole"));
+        let compressed = self.whole.try_get_u8().map_err(too_short)?;
+        let length = self.whole.try_get_u32().map_err(too_short)? as usize;
+        debug_assert!(length <= self.whole.len(), "a header of {HEADER_BYTES} bytes, and its message");
+        let message = self.whole.split_to(length.min(self.whole.len()));
+        if compressed != 0 {
+            return Err(Status::unimplemented("messages are taken as they are, not compressed"));
+        }
+        M::decode(message).map_err(|error| {
+            let message = format!("what came is no message of this contract: {error}");
+            refused(Refusal::new(Reason::InvalidValue, message).field("request"))
+        })
+    }
+}

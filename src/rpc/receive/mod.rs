@@ -1,0 +1,111 @@
+//! Messages that have come in part: what they may hold, and how long they may take.
+//!
+//! The transport would make room for a message by the length that it claims, and keep the room for the stream's life. So this
+//! layer gathers messages itself ([`gather`]) and hands on whole ones only, whether to the transport's reader (requests of one
+//! message) or to ours ([`messages`], for streams, which keep nothing of a message once it is read).
+//!
+//! Room is taken for what has *arrived* of a message that is not whole, never for what it claims: a part that each connection has
+//! for itself, so that calls of usual size pass whatever others do; beyond that from a budget of the connection, and from one of
+//! all. The bytes that make a message whole pass without asking.
+//!
+//! Streams that all wait for room would wait for each other. So a message has only so long to become whole, and longer the more
+//! of it has come; a stream whose message takes longer ends with a reason and a delay, and gives its room back. Time in which
+//! nobody reads from the stream does not count.
+
+mod framing;
+mod gather;
+mod messages;
+mod room;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::sync::Semaphore;
+use tonic::body::Body;
+use tonic::codegen::http::Request;
+use tonic::server::NamedService;
+use tower::{Layer, Service};
+
+use crate::limits;
+use crate::proto::v1::harness_service_server::HarnessServiceServer;
+use crate::store::clock::Clock;
+
+use super::connection::ConnectionShare;
+use super::harness::Harness;
+
+use gather::Gather;
+use room::Room;
+
+pub(super) use messages::{Messages, messages};
+pub(super) use room::ConnectionRoom;
+
+/// Methods whose requests are a stream that is read by [`Messages`].
+const STREAMS: [&str; 2] = ["/hedgerow.v1.HarnessService/Report", "/hedgerow.v1.TrainerService/Subscribe"];
+
+/// Puts request bodies under the budget.
+#[derive(Clone)]
+pub(super) struct ReceiveLayer {
+    all: Arc<Semaphore>,
+    clock: Clock,
+}
+
+/// A service whose request bodies are under the budget.
+#[derive(Clone)]
+pub(super) struct Receive<S> {
+    inner: S,
+    layer: ReceiveLayer,
+}
+
+impl ReceiveLayer {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { all: Arc::new(Semaphore::new(limits::RECEIVE_BYTES_MAX)), clock }
+    }
+
+    fn gather(&self, request: &Request<Body>, body: Body) -> Gather {
+        let share = request.extensions().get::<ConnectionShare>();
+        let room = Room::new(Arc::clone(&self.all), share.map(|share| Arc::clone(&share.receive)));
+        let unread = share.map(|share| share.unread.reader());
+        Gather::new(body, most_bytes(request.uri().path()), room, unread, self.clock.clone())
+    }
+}
+
+/// The longest message that a method takes.
+fn most_bytes(path: &str) -> usize {
+    let service = path.trim_start_matches('/').split('/').next();
+    if service == Some(<HarnessServiceServer<Harness> as NamedService>::NAME) {
+        limits::REQUEST_MESSAGE_BYTES_MAX
+    } else {
+        limits::OTHER_MESSAGE_BYTES_MAX
+    }
+}
+
+impl<S> Layer<S> for ReceiveLayer {
+    type Service = Receive<S>;
+
+    fn layer(&self, inner: S) -> Receive<S> {
+        Receive { inner, layer: self.clone() }
+    }
+}
+
+impl<S: Service<Request<Body>>> Service<Request<Body>> for Receive<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> S::Future {
+        let body = std::mem::replace(request.body_mut(), Body::empty());
+        let gather = self.layer.gather(&request, body);
+        if STREAMS.contains(&request.uri().path()) {
+            messages::hand_over(&mut request, gather);
+        } else {
+            *request.body_mut() = Body::new(gather);
+        }
+        self.inner.call(request)
+    }
+}
