@@ -7,6 +7,7 @@
 #![expect(clippy::expect_used, reason = "a benchmark that cannot go on ends")]
 #![expect(clippy::print_stdout, reason = "figures are what it is for")]
 
+mod attacked;
 mod growth;
 mod ingest;
 mod kit;
@@ -32,7 +33,7 @@ const ROUNDS_MIN: usize = 5;
 type Row = (&'static str, fn(&Asked, &mut Report));
 
 /// All rows, in the order of the table.
-const ROWS: [Row; 10] = [
+const ROWS: [Row; 11] = [
     ("linking-full", linking::full_prompts),
     ("linking-deltas", linking::deltas),
     ("ingest-full", ingest::full_prompts),
@@ -43,6 +44,7 @@ const ROWS: [Row; 10] = [
     ("reward-to-row", latency::reward_to_row),
     ("open-rollouts", open::open_rollouts),
     ("watched", watching::watched),
+    ("attacked", attacked::attacked),
 ];
 
 fn main() {

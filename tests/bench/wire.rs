@@ -44,10 +44,16 @@ impl Machine {
 
     /// Our service, whose log forgets.
     pub(crate) fn service(&self, clock: Clock) -> RunningService {
+        self.service_with_memory(clock, limits::MEMORY_BUDGET_BYTES)
+    }
+
+    /// The same, whose rollouts may hold so much in memory.
+    pub(crate) fn service_with_memory(&self, clock: Clock, memory_budget_bytes: u64) -> RunningService {
         let options = ServiceOptions {
             log: Arc::new(MemoryLog::forgetting()),
             telemetry: Telemetry::new(),
             clock,
+            memory_budget_bytes,
             ..ServiceOptions::default()
         };
         self.server.block_on(service::start(options)).expect("the service starts")

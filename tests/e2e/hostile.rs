@@ -55,14 +55,14 @@ impl Raw {
 }
 
 /// A message with this length before it, whatever its own is.
-fn framed(claimed: u32, message: &[u8]) -> Vec<u8> {
+pub(crate) fn framed(claimed: u32, message: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0];
     bytes.extend(claimed.to_be_bytes());
     bytes.extend(message);
     bytes
 }
 
-fn request(request_seq: u64, rollout: &v1::RolloutRef, event: Event) -> Vec<u8> {
+pub(crate) fn request(request_seq: u64, rollout: &v1::RolloutRef, event: Event) -> Vec<u8> {
     let request = v1::ReportRequest { request_seq, rollout: Some(rollout.clone()), event: Some(event) };
     let message = request.encode_to_vec();
     framed(u32::try_from(message.len()).unwrap(), &message)

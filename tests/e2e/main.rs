@@ -11,6 +11,7 @@ mod drain;
 mod durability;
 mod figures;
 mod hostile;
+mod hostile_memory;
 mod hostile_sizes;
 mod inspect;
 mod inspect_ledger;

@@ -1,0 +1,223 @@
+//! How long a worker waits for its answers beside clients that are hostile, buggy or very slow, against how long it waits alone.
+//!
+//! The worker reports a call of 1 k new ids every few milliseconds, and waits for each answer. All clients share the machine's
+//! cores with the service, so those that never rest take theirs.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::stream;
+use h2::SendStream;
+use h2::client::ResponseFuture;
+use hedgerow::cli::client;
+use hedgerow::limits;
+use hedgerow::proto::v1;
+use hedgerow::proto::v1::report_request::Event;
+use hedgerow::store::clock::Clock;
+use prost::Message as _;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::codegen::http;
+
+use crate::kit::{Asked, Line, Report, Spread, Target, amount, percentile, ratios};
+use crate::linking::Form;
+use crate::wire::{Machine, call, connect, request};
+use crate::workload::{Rollout, Size, conversation};
+
+const RUN: &str = "bench";
+/// What the service may hold: little, so that those who fill it do so at once.
+const MEMORY_BUDGET_BYTES: u64 = 256 << 20;
+/// How often the worker reports.
+const PROBE_TICK: Duration = Duration::from_millis(2);
+/// How often a drip drips.
+const DRIP_TICK: Duration = Duration::from_millis(1);
+/// Connections of an attack.
+const CONNECTIONS: usize = 8;
+
+/// What is done beside the worker.
+#[derive(Clone, Copy, Debug)]
+enum Attack {
+    /// Streams with half a message each, as large as there is room for.
+    Halves,
+    /// Messages that come a byte at a time.
+    Drips,
+    /// Streams that never read their answers, and go on sending.
+    Unread,
+    /// Tiny rollouts without end, each of a group of its own.
+    Openings,
+    /// Events that are refused, without end.
+    Refusals,
+    /// One rollout of very many siblings of one prompt.
+    Siblings,
+}
+
+const ATTACKS: [(Attack, &str); 6] = [
+    (Attack::Halves, "256 half messages"),
+    (Attack::Drips, "256 drips of a byte a millisecond"),
+    (Attack::Unread, "256 streams that never read"),
+    (Attack::Openings, "tiny rollouts without end"),
+    (Attack::Refusals, "refused events without end"),
+    (Attack::Siblings, "siblings of one prompt without end"),
+];
+
+/// p50 and p99 of a worker's answers, beside each attack.
+pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
+    let machine = Machine::new();
+    let probes = asked.size(100, 500);
+    let rollout = conversation(1, 1, Size { calls: probes, prompt: 900, generation: 100 });
+    for (attack, name) in ATTACKS {
+        let service = machine.service_with_memory(Clock::machine(), MEMORY_BUDGET_BYTES);
+        let address = service.grpc_address.to_string();
+        let measured = |round: usize, attack| machine.client.block_on(measure(&address, &rollout, round, attack));
+        let both = |round: usize| (measured(2 * round, Some(attack)), measured(2 * round + 1, None));
+        let rounds: Vec<_> = (0..=asked.rounds).map(both).skip(1).collect();
+        for (share, which) in [(0.5, "p50"), (0.99, "p99")] {
+            let of = |took: &[Duration]| percentile(&mut took.to_vec(), share).as_secs_f64();
+            let (beside, alone): (Vec<_>, Vec<_>) =
+                rounds.iter().map(|(beside, alone)| (of(beside), of(alone))).unzip();
+            report.add(Line {
+                what: format!("answer to a call of 1 k, {which}, beside {name}, against alone"),
+                ours: amount(Spread::of(&beside).median, "s"),
+                limit: amount(Spread::of(&alone).median, "s"),
+                ratio: ratios(&beside, &alone),
+                target: Target::AtMost(2.0),
+            });
+        }
+        machine.server.block_on(service.stop());
+    }
+}
+
+/// How long each answer took.
+async fn measure(address: &str, rollout: &Rollout, round: usize, attack: Option<Attack>) -> Vec<Duration> {
+    let (requests, line) = mpsc::channel(1);
+    let mut harness = client::harness(connect(address).await);
+    let responses = harness.report(ReceiverStream::new(line)).await.expect("a stream of reports");
+    let mut responses = responses.into_inner();
+    let name = format!("probe-{round}");
+    let mut ask = async |request_seq: usize, event: Event| {
+        let sent = Instant::now();
+        let request = request(RUN, &name, request_seq as u64, event);
+        requests.send(request).await.expect("the stream is open");
+        responses.message().await.expect("the stream goes on").expect("an answer");
+        sent.elapsed()
+    };
+    ask(0, Event::Open(v1::Open::default())).await;
+    let attackers = match attack {
+        Some(attack) => begin(attack, address, round).await,
+        None => JoinSet::new(),
+    };
+    let mut every = interval(PROBE_TICK);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut took = Vec::new();
+    for (at, one) in rollout.calls.iter().enumerate() {
+        every.tick().await;
+        took.push(ask(at + 1, Event::Call(call(rollout, one, Form::Delta))).await);
+    }
+    drop(attackers);
+    ask(0, Event::Discard(v1::Discard { reason: "measured".to_owned(), ..v1::Discard::default() })).await;
+    took
+}
+
+/// Begins an attack, which lasts until what is given back is dropped.
+async fn begin(attack: Attack, address: &str, round: usize) -> JoinSet<()> {
+    let mut attackers = JoinSet::new();
+    for number in 0..CONNECTIONS {
+        let address = address.to_owned();
+        match attack {
+            Attack::Halves => raw(&mut attackers, &address, half(8 << 20), None).await,
+            Attack::Drips => raw(&mut attackers, &address, half(0), Some(Bytes::from_static(&[7]))).await,
+            Attack::Unread => raw(&mut attackers, &address, heartbeats(round), None).await,
+            Attack::Openings => drop(attackers.spawn(flood(address, move |at| {
+                let mut opening = request(RUN, &format!("{round}-{number}-{at}"), at, heartbeat());
+                opening.rollout.as_mut().expect("it has one").group_id = format!("{round}-{number}-{at}");
+                opening
+            }))),
+            Attack::Refusals => drop(attackers.spawn(flood(address, move |at| {
+                request(
+                    RUN,
+                    &format!("refused-{number}"),
+                    at,
+                    Event::Reward(v1::Reward { value: f64::NAN, ..v1::Reward::default() }),
+                )
+            }))),
+            Attack::Siblings => drop(attackers.spawn(flood(address, move |at| {
+                let sibling = v1::Call {
+                    call_id: at.to_string(),
+                    agent_id: "main".to_owned(),
+                    sequence: at,
+                    prompt: Some(v1::Prompt {
+                        prompt: Some(v1::prompt::Prompt::TokenIds(Bytes::from_static(&[7; 400]))),
+                    }),
+                    generation_token_ids: Bytes::copy_from_slice(&u32::try_from(at).unwrap_or(0).to_le_bytes()),
+                    generation_logprobs: Some(Bytes::from_static(&[0; 4])),
+                    ..v1::Call::default()
+                };
+                request(RUN, &format!("siblings-{round}-{number}"), at, Event::Call(sibling))
+            }))),
+        }
+    }
+    attackers
+}
+
+fn heartbeat() -> Event {
+    Event::Heartbeat(v1::Heartbeat {})
+}
+
+/// Half a message, of which so much has come.
+fn half(bytes: usize) -> Bytes {
+    let mut half = vec![0];
+    half.extend(u32::try_from(limits::REQUEST_MESSAGE_BYTES_MAX).expect("a length").to_be_bytes());
+    half.resize(half.len() + bytes, 7);
+    half.into()
+}
+
+/// More requests than may be unanswered.
+fn heartbeats(round: usize) -> Bytes {
+    let mut all = Vec::new();
+    for at in 0..2 * limits::STREAM_ANSWERS_OUTSTANDING_MAX as u64 {
+        let message = request(RUN, &format!("unread-{round}"), at, heartbeat()).encode_to_vec();
+        all.push(0);
+        all.extend(u32::try_from(message.len()).expect("a length").to_be_bytes());
+        all.extend(message);
+    }
+    all.into()
+}
+
+/// A connection with all the streams that it may have, on each of which this is sent, and then one more drip after another.
+async fn raw(attackers: &mut JoinSet<()>, address: &str, first: Bytes, drip: Option<Bytes>) {
+    let stream = TcpStream::connect(address).await.expect("the service listens");
+    let (mut client, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
+    attackers.spawn(async move { drop(connection.await) });
+    let mut streams: Vec<(SendStream<Bytes>, ResponseFuture)> = Vec::new();
+    for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+        let uri = format!("http://{address}/hedgerow.v1.HarnessService/Report");
+        let asked = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+        client = client.ready().await.expect("the connection lasts");
+        let (response, mut sender) =
+            client.send_request(asked.body(()).expect("a request"), false).expect("there may be one more");
+        sender.send_data(first.clone(), false).expect("the stream is open");
+        streams.push((sender, response));
+    }
+    attackers.spawn(async move {
+        let mut every = interval(DRIP_TICK);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            every.tick().await;
+            for (sender, _) in &mut streams {
+                // One that has ended drips no more.
+                drop(drip.as_ref().map(|drip| sender.send_data(drip.clone(), false)));
+            }
+        }
+    });
+}
+
+/// Sends one request after another as fast as they are taken, and reads the answers.
+async fn flood(address: String, requests: impl Fn(u64) -> v1::ReportRequest + Send + 'static) {
+    let all = stream::iter((1..).map(requests));
+    let responses = client::harness(connect(&address).await).report(all).await.expect("a stream of reports");
+    let mut responses = responses.into_inner();
+    while let Ok(Some(_)) = responses.message().await {}
+}

@@ -1,0 +1,195 @@
+//! What hostile clients can make a real process hold in memory, as the machine sees it.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use bytes::Bytes;
+use h2::client::ResponseFuture;
+use h2::{RecvStream, SendStream};
+use hedgerow::limits;
+use hedgerow::proto::v1::report_request::Event;
+use hedgerow::proto::v1::{self, AnswerOutcome};
+use prost::Message as _;
+use tokio::net::TcpStream;
+use tonic::codegen::http;
+use tonic::transport::Channel;
+
+use crate::hostile::{framed, request};
+use crate::life::heartbeat;
+use crate::service::{Worker, about};
+
+const MEMORY_BUDGET_BYTES: u64 = 64 << 20;
+
+/// A served process, ended with its test.
+struct Served {
+    process: Child,
+    address: String,
+}
+
+impl Served {
+    fn start() -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hedgerow"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json"]);
+        command.args(["--memory-budget-bytes", &MEMORY_BUDGET_BYTES.to_string()]);
+        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(process.stderr.take().unwrap()).lines();
+        let mut lines = log.map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap());
+        let address = lines.find_map(|line| line["grpc"].as_str().map(str::to_owned)).unwrap();
+        Self { process, address }
+    }
+
+    /// The most bytes that it has had in memory, so far.
+    fn resident_bytes_most(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    /// The bytes that it has in memory now.
+    fn resident_bytes(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    fn status(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    async fn worker(&self) -> Worker {
+        Worker::open(Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()).await
+    }
+
+    /// A worker that behaves is served, as often as this.
+    async fn others_go_on(&self, rollout: &str, times: usize) {
+        let mut worker = self.worker().await;
+        for _ in 0..times {
+            assert_eq!(worker.report(&about("run", rollout), heartbeat()).await.outcome(), AnswerOutcome::Accepted);
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// A connection whose streams are written byte by byte, and never read unless asked.
+struct Connection {
+    client: h2::client::SendRequest<Bytes>,
+    address: String,
+    pings: h2::PingPong,
+}
+
+impl Connection {
+    async fn open(served: &Served) -> Self {
+        let stream = TcpStream::connect(&served.address).await.unwrap();
+        let (client, mut connection) = h2::client::handshake(stream).await.unwrap();
+        let pings = connection.ping_pong().unwrap();
+        tokio::spawn(connection);
+        Self { client, address: served.address.clone(), pings }
+    }
+
+    async fn report(&mut self) -> (SendStream<Bytes>, ResponseFuture) {
+        let uri = format!("http://{}/hedgerow.v1.HarnessService/Report", self.address);
+        let request = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+        self.client = self.client.clone().ready().await.unwrap();
+        let (response, sender) = self.client.send_request(request.body(()).unwrap(), false).unwrap();
+        (sender, response)
+    }
+
+    /// Waits until the service has taken all frames before this.
+    async fn taken(&mut self) {
+        self.pings.ping(h2::Ping::opaque()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn claims_do_not_hold_what_they_claim() {
+    const CONNECTIONS: usize = 40;
+    let served = Served::start();
+    served.others_go_on("before", 1).await;
+    let before = served.resident_bytes();
+    let most = u32::try_from(limits::REQUEST_MESSAGE_BYTES_MAX).unwrap();
+    let begun: Bytes = framed(most, &[7; 100]).into();
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut connection = Connection::open(&served).await;
+        for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+            let (mut sender, response) = connection.report().await;
+            sender.send_data(begun.clone(), false).unwrap();
+            held.push((sender, response));
+        }
+        connection.taken().await;
+    }
+    served.others_go_on("beside", 100).await;
+    let each = (served.resident_bytes_most() - before) / held.len() as u64;
+    assert!(each < 128 << 10, "{} streams take {each} bytes each", held.len());
+}
+
+#[tokio::test]
+async fn a_stream_does_not_keep_what_its_largest_message_took() {
+    const STREAMS: usize = 24;
+    const LARGE_BYTES: usize = 32 << 20;
+    let served = Served::start();
+    let large = vec![7; LARGE_BYTES / 4];
+    let call = crate::service::call("large", "main", 1, &large, &[1]);
+    // More than the rollout may hold, so that it is refused, and nothing of it stays.
+    let rollout = about("run", "large");
+    let large: Bytes = request(1, &rollout, Event::Call(call)).into();
+    let mut held = Vec::new();
+    for _ in 0..STREAMS {
+        let mut connection = Connection::open(&served).await;
+        let (mut sender, response) = connection.report().await;
+        sender.send_data(large.clone(), false).unwrap();
+        let mut body = response.await.unwrap().into_body();
+        let answer = answer(&mut body).await;
+        assert!(answer.request_seq == 1, "{answer:?}");
+        held.push((sender, body));
+    }
+    served.others_go_on("beside", 1).await;
+    let now = served.resident_bytes();
+    assert!(now < (STREAMS * LARGE_BYTES / 4) as u64, "{STREAMS} silent streams, and {now} bytes");
+}
+
+async fn answer(body: &mut RecvStream) -> v1::Answer {
+    let data = body.data().await.unwrap().unwrap();
+    body.flow_control().release_capacity(data.len()).unwrap();
+    let response = v1::ReportResponse::decode(&data[5..]).unwrap();
+    match response.response.unwrap() {
+        v1::report_response::Response::Answer(answer) => answer,
+        v1::report_response::Response::Notice(notice) => panic!("{notice:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_is_sent_ahead_of_a_reader_is_bounded_over_all_connections() {
+    const CONNECTIONS: usize = 24;
+    // As much as the windows of a connection let through, twice.
+    let stream_bytes = 2 * limits::HTTP2_STREAM_WINDOW_BYTES as usize;
+    let served = Served::start();
+    let rollout = about("run", "unread");
+    // Each stream first has more answers than it may have unread, then sends what nobody will read.
+    let many = limits::STREAM_ANSWERS_OUTSTANDING_MAX as u64 + 200;
+    let unread: Bytes = (0..many).flat_map(|number| request(number, &rollout, heartbeat())).collect::<Vec<u8>>().into();
+    let more: Bytes = vec![0; stream_bytes].into();
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut connection = Connection::open(&served).await;
+        for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+            let (mut sender, response) = connection.report().await;
+            sender.send_data(unread.clone(), false).unwrap();
+            sender.send_data(more.clone(), false).unwrap();
+            held.push((sender, response));
+        }
+    }
+    let bound = MEMORY_BUDGET_BYTES + 2 * limits::UNREAD_BYTES_MAX as u64;
+    let sent = CONNECTIONS as u64 * u64::from(limits::HTTP2_CONNECTION_WINDOW_BYTES);
+    assert!(sent > bound, "the windows alone would let through more");
+    let mut most = 0;
+    for round in 0..200 {
+        served.others_go_on(&format!("beside-{round}"), 20).await;
+        most = most.max(served.resident_bytes_most());
+    }
+    assert!(most < bound, "{most} bytes");
+}
