@@ -183,6 +183,13 @@ pub const RECEIVE_RETRY_AFTER_MS: u64 = 1000;
 /// Bytes of all ids of units that a trainer says it still holds, so that the answer to them is one message.
 pub const HELD_UNITS_BYTES_MAX: usize = 1 << 20;
 
+/// How long a stream works without a pause until others have their turn.
+pub const TURN_US: u64 = 100;
+/// What counts as a pause.
+pub const TURN_PAUSE_US: u64 = 50;
+/// Bytes that a connection reads for each unit of the budget of 128 after which its task gives way.
+pub const CONNECTION_READ_UNIT_BYTES: usize = 8 << 10;
+
 /// HTTP/2 window of one stream.
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 2 << 20;
 /// HTTP/2 window of one connection.

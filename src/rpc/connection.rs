@@ -15,6 +15,7 @@ use futures_util::stream::unfold;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::coop::poll_proceed;
 use tonic::transport::server::Connected;
 
 use crate::limits;
@@ -122,6 +123,17 @@ impl Connected for Connection {
     }
 }
 
+/// Uses up the task's budget by what was read, so that a connection that brings much gives way to others after about a mebibyte.
+fn give_way(read_bytes: usize, context: &mut Context<'_>) {
+    // The read itself has used one.
+    for _ in 0..read_bytes / limits::CONNECTION_READ_UNIT_BYTES {
+        match poll_proceed(context) {
+            Poll::Ready(proceed) => proceed.made_progress(),
+            Poll::Pending => return,
+        }
+    }
+}
+
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         if let Some((timer, _)) = &mut self.silence
@@ -133,6 +145,7 @@ impl AsyncRead for Connection {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         let read = buffer.filled().len() - before;
+        give_way(buffer.filled().len() - before, context);
         let Self { frames, share, .. } = &mut *self;
         frames.follow(&buffer.filled()[before..], &share.unread);
         self.silence = self.silence.take().filter(|(_, left)| *left > read).map(|(timer, left)| (timer, left - read));

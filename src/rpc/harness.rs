@@ -31,6 +31,7 @@ use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
 use super::receive::{Messages, messages};
+use super::turns::Turn;
 use super::{OpenStream, Shared, convert, draining, ended_message, refused};
 
 /// The service.
@@ -70,6 +71,7 @@ struct ReportStream {
     outgoing: VecDeque<Outgoing>,
     /// No more requests are taken; the stream ends so when all answers have left.
     end: Option<Result<(), Status>>,
+    turn: Turn,
     _open: OpenStream,
     _counted: Held,
 }
@@ -131,7 +133,17 @@ impl ReportStream {
         let (reporter, notices) = shared.store.reporter();
         let (open, counted) = (shared.streams.enter(), shared.store.telemetry().report_stream());
         let outgoing = VecDeque::new();
-        Self { shared, reporter, requests, notices, outgoing, end: None, _open: open, _counted: counted }
+        Self {
+            shared,
+            reporter,
+            requests,
+            notices,
+            outgoing,
+            end: None,
+            turn: Turn::default(),
+            _open: open,
+            _counted: counted,
+        }
     }
 
     /// The next answer or notice that may leave. Takes what comes meanwhile, until the client ends the stream or the service is
@@ -155,6 +167,9 @@ impl ReportStream {
                 self.end = Some(Ok(()));
                 return end.err().map(Err);
             }
+            if !self.requests.is_at_hand() {
+                self.turn.pause();
+            }
             // Without room there are answers to come, whose leaving is waited for below.
             let room = self.room();
             let takes = self.end.is_none() && room.is_some();
@@ -170,7 +185,7 @@ impl ReportStream {
                 }
                 request = self.requests.message(), if takes => match request {
                     Ok(Some(request)) => {
-                        let answer = answered(&self.shared, self.reporter, request).await;
+                        let answer = self.answered(request).await;
                         self.outgoing.push_back(Outgoing { _room: room.unwrap_or_default(), ..answer });
                     }
                     Ok(None) => self.end = Some(Ok(())),
@@ -186,6 +201,18 @@ impl ReportStream {
 }
 
 impl ReportStream {
+    async fn answered(&mut self, request: v1::ReportRequest) -> Outgoing {
+        let Self { shared, reporter, turn, .. } = self;
+        let clock = shared.store.clock();
+        let arrived_us = clock.now_us();
+        turn.give_way(&shared.lanes, arrived_us).await;
+        let _in_flight = shared.in_flight(weight(&request)).await;
+        let (answer, position) = shared.answer(Some(*reporter), request).await;
+        turn.worked(arrived_us, clock.now_us());
+        let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
+        Outgoing { response, position, arrived_us: Some(arrived_us), _room: AnswerRoom::default() }
+    }
+
     /// Room for one more answer: some are free for each stream, the others of the service's.
     fn room(&self) -> Option<AnswerRoom> {
         match self.outgoing.len() {
@@ -202,14 +229,6 @@ impl Drop for ReportStream {
     fn drop(&mut self) {
         self.shared.store.forget_reporter(self.reporter);
     }
-}
-
-async fn answered(shared: &Shared, reporter: ReporterId, request: v1::ReportRequest) -> Outgoing {
-    let arrived_us = Some(shared.store.clock().now_us());
-    let _in_flight = shared.in_flight(weight(&request)).await;
-    let (answer, position) = shared.answer(Some(reporter), request).await;
-    let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
-    Outgoing { response, position, arrived_us, _room: AnswerRoom::default() }
 }
 
 impl Shared {

@@ -13,6 +13,7 @@ mod outgoing;
 mod receive;
 pub mod status;
 mod trainer;
+mod turns;
 mod unread;
 mod watching;
 
@@ -35,6 +36,8 @@ use crate::proto::v1::trainer_service_server::TrainerServiceServer;
 use crate::proto::{FILE_DESCRIPTOR_SET, v1};
 use crate::store::Store;
 
+pub use turns::Lanes;
+
 /// What all services share.
 #[derive(Clone)]
 pub struct Shared {
@@ -48,6 +51,8 @@ pub struct Shared {
     pub streams: OpenStreams,
     /// Room for answers that have not left, beyond what each stream may have.
     pub answers: Arc<Semaphore>,
+    /// Where streams that have much to do wait for each other.
+    pub lanes: Lanes,
 }
 
 /// Counts streams, so that a drain can wait for their end.
@@ -86,7 +91,14 @@ impl Shared {
     #[must_use]
     pub fn new(store: Arc<Store>, drain: Arc<watch::Sender<bool>>) -> Self {
         let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_MAX));
-        Self { store, draining: drain.subscribe(), drain, streams: OpenStreams::default(), answers }
+        Self {
+            store,
+            draining: drain.subscribe(),
+            drain,
+            streams: OpenStreams::default(),
+            answers,
+            lanes: Lanes::new(),
+        }
     }
 
     /// Waits until the service is about to stop.

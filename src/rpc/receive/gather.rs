@@ -54,6 +54,11 @@ impl Gather {
         }
     }
 
+    /// Whether whole messages have come that nobody has taken.
+    pub(super) fn is_at_hand(&self) -> bool {
+        !self.whole.is_empty()
+    }
+
     /// The next whole messages with their headers, one after another without a gap; none at the stream's end.
     pub(super) fn poll_whole(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         loop {

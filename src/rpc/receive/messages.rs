@@ -62,6 +62,11 @@ impl<M: Message + Default> Messages<M> {
         self.decode().map(Some)
     }
 
+    /// Whether there is a message that need not be waited for.
+    pub(in crate::rpc) fn is_at_hand(&self) -> bool {
+        !self.whole.is_empty() || self.gather.is_at_hand()
+    }
+
     fn decode(&mut self) -> Result<M, Status> {
         let too_short = |_| refused(Refusal::new(Reason::Internal, "a message was handed on that is not whole"));
         let compressed = self.whole.try_get_u8().map_err(too_short)?;
