@@ -29,7 +29,7 @@
 //! 4. Leases are disjoint: a leased unit is with its one consumer, and consumers have no others; tokens in flight add up.
 //! 5. Each remembered unit is found under its id.
 //! 6. A rollout is settled exactly when all its units are.
-//! 7. The order in which consumers are served holds exactly those with room.
+//! 7. The order in which consumers are served holds exactly those with room, and the order in which leases end those with leases.
 //! 8. A payload is kept exactly as long as it may be wanted.
 //! 9. An ephemeral group has no leases, remembers nothing settled, and keeps its bound.
 
