@@ -46,6 +46,7 @@ mod tests;
 mod unit;
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 pub use definition::{ConsumerGroupMismatch, GroupDefinition, QueueBounds};
 pub use effect::{
@@ -139,6 +140,12 @@ impl<K: Ord + Clone, P: Clone> Queue<K, P> {
     /// All groups, by name.
     pub fn groups(&self) -> impl Iterator<Item = (&str, &ConsumerGroup<K, P>)> {
         self.groups.iter().map(|(name, group)| (name.as_str(), group))
+    }
+
+    /// The groups after this one, by name.
+    pub fn groups_after(&self, after: Option<&str>) -> impl Iterator<Item = (&str, &ConsumerGroup<K, P>)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.groups.range::<str, _>((start, Bound::Unbounded)).map(|(name, group)| (name.as_str(), group))
     }
 
     /// All groups, by name, to change them.

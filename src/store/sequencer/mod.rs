@@ -39,7 +39,10 @@ use super::{RolloutKey, Run, Store};
 
 pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery};
 pub use finished::{Retained, UnitRows};
-pub use look::{ConsumerFigures, ConsumerGroupLook, GroupLook, GroupPage, Look, RolloutsNow, RowsOf, RunLook, Waiting};
+pub use look::{
+    ConsumerFigures, ConsumerGroupLook, ConsumerGroupPage, GroupLook, GroupPage, Look, RolloutsNow, RowsOf, RunLook,
+    Waiting,
+};
 pub use news::LeftOut;
 pub use runs::{DeletedRun, RunFacts};
 
