@@ -218,6 +218,7 @@ async fn groups_say_what_they_wait_for() {
     assert_eq!(figures.release(), v1::GroupRelease::Unspecified);
     let absence = |absence: &v1::GroupAbsence| (absence.rollout_id.clone(), absence.attempt, absence.reason.clone());
     assert_eq!(figures.absences.iter().map(absence).collect::<Vec<_>>(), [("a2".into(), 0, "lost".into())]);
+    assert_eq!(a.out_rollouts, 1);
     assert_eq!((&a.open_rollout_ids[..], a.open_rollouts), (&["a0".to_owned()][..], 1));
     assert_eq!((&a.finalised_rollout_ids[..], a.finalised_rollouts), (&["a1".to_owned()][..], 1));
     assert_eq!((a.open_places, a.drop_reason.as_str()), (2, ""), "one nobody took, one waits for its next attempt");
@@ -339,4 +340,26 @@ async fn consumer_groups_and_runs_come_in_pages_that_miss_nothing() {
     let page_token = "runs/run".to_owned();
     let wrong = v1::ListConsumersRequest { run_id: "run".to_owned(), page_token, ..Default::default() };
     assert_eq!(window.list_consumers(wrong).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn members_of_each_kind_are_counted_beyond_those_that_are_listed() {
+    const MEMBERS: u32 = 260;
+    let mut life = Life::start().await;
+    let mut window = life.service.inspect().await;
+    for number in 0..MEMBERS {
+        for kind in ["open", "out"] {
+            let of_group = about("run", &format!("{kind}-{number}"));
+            let member = v1::RolloutRef { group_id: "g".to_owned(), ..of_group };
+            life.accepts(&member, Event::Open(v1::Open::default())).await;
+            if kind == "out" {
+                life.accepts(&member, discard("lost", DiscardDisposition::Final)).await;
+            }
+        }
+    }
+    let request = v1::ListGroupsRequest { run_id: "run".to_owned(), ..v1::ListGroupsRequest::default() };
+    let groups = window.list_groups(request).await.unwrap().into_inner().groups;
+    let [group] = &groups[..] else { panic!("{groups:?}") };
+    assert_eq!((group.open_rollout_ids.len(), group.open_rollouts), (256, MEMBERS));
+    assert_eq!((group.figures.as_ref().unwrap().absences.len(), group.out_rollouts), (256, MEMBERS));
 }

@@ -98,8 +98,8 @@ pub struct GroupLook {
     pub open: (Vec<RolloutId>, u32),
     /// Members whose rows are made, and how many.
     pub finalised: (Vec<RolloutId>, u32),
-    /// Members that are out for good: attempt and reason.
-    pub out: Vec<(RolloutId, u32, String)>,
+    /// Members that are out for good, with attempt and reason, and how many.
+    pub out: (Vec<(RolloutId, u32, String)>, u32),
     /// Places that nobody took, or that wait for another attempt.
     pub open_places: u32,
     /// Whether nothing more can come of it.
@@ -302,7 +302,7 @@ impl Sequencer {
             opened_unix_ms: kept.opened_unix_ms,
             open: (Vec::new(), 0),
             finalised: (Vec::new(), 0),
-            out: Vec::new(),
+            out: (Vec::new(), 0),
             open_places: 0,
             is_over: kept.group.is_over(),
         };
@@ -316,10 +316,13 @@ impl Sequencer {
             match member {
                 Member::Open => list(&mut look.open, rollout),
                 Member::Finalised => list(&mut look.finalised, rollout),
-                Member::Out if look.out.len() < limits::LISTED_IDS_MAX => {
-                    look.out.push((rollout.clone(), attempt, self.reason_of_end(run, rollout, attempt)));
+                Member::Out => {
+                    let (listed, count) = &mut look.out;
+                    *count += 1;
+                    if listed.len() < limits::LISTED_IDS_MAX {
+                        listed.push((rollout.clone(), attempt, self.reason_of_end(run, rollout, attempt)));
+                    }
                 }
-                Member::Out => {}
                 Member::WillRetry => look.open_places += 1,
             }
         }

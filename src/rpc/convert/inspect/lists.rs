@@ -205,7 +205,7 @@ pub fn group(look: &GroupLook) -> v1::GroupSummary {
             group_id: look.group.to_string(),
             group_size: look.size,
             counted_rollouts: look.finalised.1,
-            absences: look.out.iter().map(absence).collect(),
+            absences: look.out.0.iter().map(absence).collect(),
             release: release.into(),
             degenerate: look.size == Some(1),
             ..v1::GroupFigures::default()
@@ -218,6 +218,7 @@ pub fn group(look: &GroupLook) -> v1::GroupSummary {
         timeout_after: None,
         open_rollouts: look.open.1,
         finalised_rollouts: look.finalised.1,
+        out_rollouts: look.out.1,
     }
 }
 
