@@ -68,6 +68,8 @@ pub const PAGE_ENTRIES_DEFAULT: usize = 100;
 pub const PAGE_BYTES_MAX: usize = 1 << 20;
 /// Rollouts that one request for a page looks at, whatever its filters leave out.
 pub const PAGE_ROLLOUTS_LOOKED_AT_MAX: usize = 50_000;
+/// Consumers and their groups that the sequencing task goes through for one page.
+pub const PAGE_CONSUMERS_LOOKED_AT_MAX: usize = 4096;
 /// Members of groups that the sequencing task goes through for one page.
 pub const PAGE_MEMBERS_LOOKED_AT_MAX: usize = 100_000;
 /// Ids of members of a group, and of undeliverable units, that are listed of each kind; they are counted all.

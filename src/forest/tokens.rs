@@ -126,12 +126,6 @@ impl TokenStore {
         self.links.get(block.index()).parent
     }
 
-    /// Whether any block stands below this one.
-    #[must_use]
-    pub fn has_children(&self, block: BlockId) -> bool {
-        self.links.get(block.index()).likely_child != BlockId::ROOT
-    }
-
     /// Blocks stored, the root included.
     #[must_use]
     pub fn block_count(&self) -> usize {
@@ -215,7 +209,8 @@ impl TokenStore {
         ids
     }
 
-    fn ids(&self, block: BlockId) -> &[u32] {
+    /// The ids of a block; the root has none.
+    pub(super) fn ids(&self, block: BlockId) -> &[u32] {
         match block.index().checked_sub(1) {
             Some(index) => self.blocks.get(index),
             None => &[],

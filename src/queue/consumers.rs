@@ -41,9 +41,9 @@ impl Consumer {
         (self.silent, self.in_flight_tokens, self.delivered_tokens, id)
     }
 
-    /// When its first lease ends, if it gives no further sign of life.
-    pub(super) fn first_expiry_ms(&self, lease_ms: u64) -> Option<u64> {
-        self.leases.first().map(|&(since_ms, _)| since_ms.max(self.last_sign_ms).saturating_add(lease_ms))
+    /// From when on its first lease lasts, if it gives no further sign of life.
+    fn lasts_from_ms(&self) -> Option<u64> {
+        self.leases.first().map(|&(since_ms, _)| since_ms.max(self.last_sign_ms))
     }
 }
 
@@ -57,12 +57,14 @@ pub(super) struct Consumers {
     by_id: BTreeMap<ConsumerId, Consumer>,
     /// Those that have room, in the order in which they are served.
     ready: BTreeSet<Turn>,
+    /// Those that hold leases, by the moment from which the first of these lasts.
+    lasting: BTreeSet<(u64, ConsumerId)>,
     max_units_in_flight: usize,
 }
 
 impl Consumers {
     pub(super) fn new(max_units_in_flight: usize) -> Self {
-        Self { by_id: BTreeMap::new(), ready: BTreeSet::new(), max_units_in_flight }
+        Self { by_id: BTreeMap::new(), ready: BTreeSet::new(), lasting: BTreeSet::new(), max_units_in_flight }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -106,7 +108,13 @@ impl Consumers {
             return;
         };
         self.ready.remove(&consumer.turn(id));
+        if let Some(from_ms) = consumer.lasts_from_ms() {
+            self.lasting.remove(&(from_ms, id));
+        }
         change(consumer);
+        if let Some(from_ms) = consumer.lasts_from_ms() {
+            self.lasting.insert((from_ms, id));
+        }
         if consumer.has_room(self.max_units_in_flight) {
             self.ready.insert(consumer.turn(id));
         }
@@ -163,10 +171,8 @@ impl Consumers {
     /// The units whose leases have ended by now and who has them, oldest unit first.
     pub(super) fn expired(&self, now_ms: u64, lease_ms: u64) -> Vec<(UnitNumber, ConsumerId)> {
         let mut numbers = Vec::new();
-        for (&id, consumer) in &self.by_id {
-            if consumer.last_sign_ms.saturating_add(lease_ms) > now_ms {
-                continue;
-            }
+        let over = self.lasting.iter().take_while(|(from_ms, _)| from_ms.saturating_add(lease_ms) <= now_ms);
+        for (id, consumer) in over.filter_map(|&(_, id)| Some((id, self.by_id.get(&id)?))) {
             let ended = consumer.leases.iter().take_while(|(since_ms, _)| since_ms.saturating_add(lease_ms) <= now_ms);
             numbers.extend(ended.map(|&(_, number)| (number, id)));
         }
@@ -175,16 +181,18 @@ impl Consumers {
     }
 
     pub(super) fn next_expiry_ms(&self, lease_ms: u64) -> Option<u64> {
-        self.by_id.values().filter_map(|consumer| consumer.first_expiry_ms(lease_ms)).min()
+        self.lasting.first().map(|(from_ms, _)| from_ms.saturating_add(lease_ms))
     }
 
-    /// Whether the order of those with room is what the consumers say.
-    pub(super) fn order_is_right(&self) -> bool {
+    /// Whether the order of those with room, and that of those with leases, are what the consumers say.
+    pub(super) fn orders_are_right(&self) -> bool {
+        let lasting: BTreeSet<(u64, ConsumerId)> =
+            self.iter().filter_map(|(id, consumer)| Some((consumer.lasts_from_ms()?, id))).collect();
         let expected: BTreeSet<Turn> = self
             .iter()
             .filter(|(_, consumer)| consumer.has_room(self.max_units_in_flight))
             .map(|(id, consumer)| consumer.turn(id))
             .collect();
-        expected == self.ready
+        expected == self.ready && lasting == self.lasting
     }
 }

@@ -97,7 +97,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         require(undeliverable, "3: the undeliverable units are those that were dropped as such")?;
         self.check_leases(&recount)?;
         self.check_sources()?;
-        require(self.consumers.order_is_right(), "7: the order holds exactly the consumers with room")?;
+        require(self.consumers.orders_are_right(), "7: the orders hold exactly those with room, and with leases")?;
         let tail = !self.definition.ephemeral
             || (recount.leased.units == 0
                 && self.ledger.units.len() == self.ledger.waiting.len()

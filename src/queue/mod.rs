@@ -29,7 +29,7 @@
 //! 4. Leases are disjoint: a leased unit is with its one consumer, and consumers have no others; tokens in flight add up.
 //! 5. Each remembered unit is found under its id.
 //! 6. A rollout is settled exactly when all its units are.
-//! 7. The order in which consumers are served holds exactly those with room.
+//! 7. The order in which consumers are served holds exactly those with room, and the order in which leases end those with leases.
 //! 8. A payload is kept exactly as long as it may be wanted.
 //! 9. An ephemeral group has no leases, remembers nothing settled, and keeps its bound.
 
@@ -46,6 +46,7 @@ mod tests;
 mod unit;
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 pub use definition::{ConsumerGroupMismatch, GroupDefinition, QueueBounds};
 pub use effect::{
@@ -139,6 +140,12 @@ impl<K: Ord + Clone, P: Clone> Queue<K, P> {
     /// All groups, by name.
     pub fn groups(&self) -> impl Iterator<Item = (&str, &ConsumerGroup<K, P>)> {
         self.groups.iter().map(|(name, group)| (name.as_str(), group))
+    }
+
+    /// The groups after this one, by name.
+    pub fn groups_after(&self, after: Option<&str>) -> impl Iterator<Item = (&str, &ConsumerGroup<K, P>)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.groups.range::<str, _>((start, Bound::Unbounded)).map(|(name, group)| (name.as_str(), group))
     }
 
     /// All groups, by name, to change them.

@@ -147,6 +147,11 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.ledger.undeliverable.iter().map(|number| &self.ledger.units[number].id)
     }
 
+    /// The streams of its consumers.
+    pub fn consumer_ids(&self) -> impl Iterator<Item = ConsumerId> {
+        self.consumers.iter().map(|(id, _)| id)
+    }
+
     /// Its consumers, by stream.
     pub fn consumers(&self) -> impl Iterator<Item = ConsumerFacts> {
         self.consumers.iter().map(|(id, consumer)| ConsumerFacts {

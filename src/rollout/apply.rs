@@ -111,6 +111,7 @@ impl OpenRollout {
         self.refused.remove(&id);
         if let Some(awaited) = &mut self.awaited {
             awaited.call_came(&self.facts, accepted.call);
+            accepted.settled.iter().for_each(|(call, _)| awaited.ids_came(&self.facts, *call));
         }
         for (call, placement) in accepted.settled {
             applied.effects.push(match placement {
@@ -166,9 +167,6 @@ impl OpenRollout {
         }
         if status::missing_expected_calls(facts) > 0 && !facts.without_missing {
             return false;
-        }
-        if facts.without_missing || facts.parents_given_up {
-            return Awaited::new(facts).all_but_given_up(facts);
         }
         self.awaited.get_or_insert_with(|| Box::new(Awaited::new(facts))).all_there(facts)
     }

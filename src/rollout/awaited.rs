@@ -1,9 +1,9 @@
 //! What a sealed rollout still waits for: kept calls with their ids, and the calls that their links name (RULES 4, "Complete").
 //!
 //! The calls to wait for are one growing list, gone through by a cursor that only moves forward: a call behind the cursor is
-//! there. So the wait costs constant time for each call in all, however many come after the seal. The list is made anew when a
-//! new kept list has something not be kept any more, and for each look once a clock has given something up: what comes after that may still
-//! name a call to wait for.
+//! there, or a clock has given it up. One that was given up may come after all, and name a call to wait for. So the wait costs
+//! constant time for each call in all, however many come after the seal. The list is made anew only when a new kept list has
+//! something not be kept any more.
 
 use std::collections::HashSet;
 
@@ -35,14 +35,33 @@ impl Cause {
     pub fn is_parent(&self) -> bool {
         matches!(self, Self::NamedParent(_))
     }
+
+    /// Whether a clock has ended the wait for it.
+    #[must_use]
+    pub fn is_given_up(&self, facts: &Facts) -> bool {
+        match self {
+            Self::Kept => facts.without_missing,
+            Self::NamedParent(_) => facts.parents_given_up,
+            // The call that needs it for its ids is missing itself.
+            Self::NamedBase(_) => true,
+        }
+    }
 }
 
 /// The calls that a rollout waits for.
 #[derive(Debug, Default)]
 pub struct Awaited {
     required: Vec<(CallId, Cause)>,
+    /// Those that are required for being kept, or as a base.
     seen: HashSet<CallId>,
+    /// Those that were named as parents and not kept then; one that is kept later is required again, for that.
+    named: HashSet<CallId>,
     cursor: usize,
+    /// Those behind the cursor that are not there.
+    given_up: HashSet<CallId>,
+    /// How many of the list were gone through.
+    #[cfg(test)]
+    pub(super) steps: usize,
 }
 
 impl Awaited {
@@ -64,6 +83,15 @@ impl Awaited {
         if facts.is_kept(call) {
             self.require(facts.forest.call(call).id(), Cause::Kept);
         }
+        self.ids_came(facts, call);
+    }
+
+    /// A call that had waited for its ids has them, or does not need to wait any longer.
+    pub fn ids_came(&mut self, facts: &Facts, call: CallIndex) {
+        let stored = facts.forest.call(call);
+        if stored.is_placed() && self.given_up.remove(stored.id()) {
+            self.require_parent(facts, call);
+        }
     }
 
     /// These calls are kept too.
@@ -71,25 +99,26 @@ impl Awaited {
         list.iter().for_each(|call| self.require(call, Cause::Kept));
     }
 
-    /// Whether all are there. Moves the cursor past those that are.
+    /// Whether all are there but those that a clock has given up. Moves the cursor past those.
     pub fn all_there(&mut self, facts: &Facts) -> bool {
-        while let Some((id, _)) = self.required.get(self.cursor) {
-            let Some(call) = facts.forest.find_placed(id) else { return false };
-            self.cursor += 1;
-            self.require_parent(facts, call);
+        while let Some((id, cause)) = self.required.get(self.cursor) {
+            #[cfg(test)]
+            {
+                self.steps += 1;
+            }
+            match facts.forest.find_placed(id) {
+                Some(call) => {
+                    self.cursor += 1;
+                    self.require_parent(facts, call);
+                }
+                None if cause.is_given_up(facts) => {
+                    self.given_up.insert(id.clone());
+                    self.cursor += 1;
+                }
+                None => return false,
+            }
         }
         true
-    }
-
-    /// Whether all are there but those that a clock has given up.
-    #[must_use]
-    pub fn all_but_given_up(self, facts: &Facts) -> bool {
-        self.missing(facts).iter().all(|(_, cause)| match cause {
-            Cause::Kept => facts.without_missing,
-            Cause::NamedParent(_) => facts.parents_given_up,
-            // The call that needs it for its ids is missing itself.
-            Cause::NamedBase(_) => true,
-        })
     }
 
     /// All that are not there, wherever the cursor is.
@@ -109,6 +138,7 @@ impl Awaited {
             at += 1;
             let base = facts.forest.find(&id).and_then(|call| facts.forest.call(call).pending_base());
             if let Some(base) = base.filter(|base| facts.forest.find_placed(base).is_none())
+                && !self.named.contains(base)
                 && self.seen.insert(base.clone())
             {
                 missing.push((base.clone(), Cause::NamedBase(id)));
@@ -126,7 +156,11 @@ impl Awaited {
     }
 
     fn require(&mut self, call: &CallId, cause: Cause) {
-        if self.seen.insert(call.clone()) {
+        let is_new = match &cause {
+            Cause::NamedParent(_) => !self.seen.contains(call) && self.named.insert(call.clone()),
+            Cause::Kept | Cause::NamedBase(_) => self.seen.insert(call.clone()),
+        };
+        if is_new {
             self.required.push((call.clone(), cause));
         }
     }

@@ -261,7 +261,59 @@ fn awaited(rollout: &Rollout) -> Vec<(CallId, bool, bool)> {
     missing
 }
 
+/// Applies what a clock decides.
+fn decide(rollout: &mut Rollout, decision: Decision, now_ms: u64) {
+    rollout.apply(event::RolloutRecord::Decision(decision), now_ms);
+}
+
+#[test]
+fn what_comes_after_a_clock_gave_something_up_is_gone_through_once() {
+    const CALLS: usize = 2000;
+    let ids: Vec<String> = (0..CALLS).map(|number| number.to_string()).chain(["gone".to_owned()]).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let mut rollout = rollout(MissingCallRule::Finalise);
+    take(&mut rollout, naming("0", "p"), 0);
+    take(&mut rollout, seal(Some(&ids), None), 0);
+    take(&mut rollout, reward(), 0);
+    decide(&mut rollout, Decision::MissingParentsGivenUp, 1);
+    for id in ids.iter().skip(1).take(CALLS - 1) {
+        take(&mut rollout, naming(id, &format!("p{id}")), 1);
+    }
+    let Rollout::Open(open) = &rollout else { panic!("one kept call has not come") };
+    let steps = open.awaited.as_ref().unwrap().steps;
+    assert!(steps <= 4 * CALLS, "{steps} steps");
+    // What was given up and comes after all may itself name what is waited for; its parent is given up, too.
+    take(&mut rollout, naming("p", "q"), 1);
+    decide(&mut rollout, Decision::MissingCallsFinalise, 2);
+    assert!(rollout.finalised().unwrap().incomplete());
+}
+
 proptest! {
+    #[test]
+    fn a_clock_may_give_up_at_any_moment((events, _) in told(), places in proptest::collection::vec(0_usize..8, 3)) {
+        let mut rollout = rollout(MissingCallRule::Finalise);
+        let mut steps: Vec<Result<Event, Decision>> = events.into_iter().map(Ok).collect();
+        let more = [Ok(reward()), Err(Decision::MissingCallsFinalise), Err(Decision::MissingParentsGivenUp)];
+        for (step, place) in more.into_iter().zip(places) {
+            // One that is behind the end never comes.
+            if place <= steps.len() {
+                steps.insert(place, step);
+            }
+        }
+        for step in steps {
+            match step {
+                Ok(event) => drop(take(&mut rollout, event, 0)),
+                Err(decision) => decide(&mut rollout, decision, 0),
+            }
+            let facts = rollout.facts();
+            let missing = Awaited::new(facts).missing(facts);
+            let given_up = missing.iter().all(|(_, cause)| cause.is_given_up(facts));
+            let counted = status::missing_expected_calls(facts) == 0 || facts.without_missing;
+            let complete = facts.seal.is_some() && facts.reward.is_some() && counted && given_up;
+            prop_assert_eq!(rollout.finalised().is_some(), complete);
+        }
+    }
+
     #[test]
     fn what_is_awaited_does_not_depend_on_the_order_of_events((one, other) in told()) {
         let (mut first, mut second) = (rollout(MissingCallRule::Discard), rollout(MissingCallRule::Discard));

@@ -7,7 +7,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::error::{Reason, Refusal};
-use crate::ids::{GroupId, RolloutId, RolloutRef, RunId};
+use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::proto::v1;
 use crate::store::RolloutKey;
@@ -16,7 +16,7 @@ use crate::store::sequencer::{Command, Look};
 use crate::store::watch::Wanted;
 
 use super::convert::inspect::calls::Shower;
-use super::convert::inspect::lists::{self, RolloutFilter};
+use super::convert::inspect::lists::{self, RolloutFilter, ServiceLedger};
 use super::convert::inspect::pages::{self, Page};
 use super::convert::inspect::{Outline, Shown};
 use super::{Shared, convert, draining, ended_message, not_in_this_release, refused, run_id};
@@ -30,6 +30,8 @@ pub(super) struct Inspect {
 const CALLS_AT_ONCE: usize = 256;
 /// How often a rollout is looked at anew when another attempt has come meanwhile.
 const TRIES_MAX: usize = 8;
+/// Runs asked of the sequencing task at once.
+const RUNS_AT_ONCE: usize = 64;
 /// Ids of rollouts asked of the sequencing task at once.
 const IDS_AT_ONCE: usize = 256;
 
@@ -65,6 +67,38 @@ impl Inspect {
             return Ok(Some(Ok(convert::inspect::assembled(outline, calls))));
         }
         Err(Status::unavailable("attempts of this rollout supersede each other faster than it can be shown; ask again"))
+    }
+
+    /// Some runs behind this one, and behind which the next page begins; from the start also the ledger of all of them. The
+    /// sequencing task is asked for some at a time.
+    async fn runs(
+        &self,
+        mut after: Option<RunId>,
+        mut page: Page<v1::RunSummary>,
+    ) -> Result<(Page<v1::RunSummary>, Option<RunId>, Option<v1::ServiceLedger>), Status> {
+        let mut ledger = after.is_none().then(ServiceLedger::default);
+        let (mut last, mut next) = (None, None);
+        loop {
+            // One more than there is room for says whether there is a next page.
+            let most = if ledger.is_some() { RUNS_AT_ONCE } else { RUNS_AT_ONCE.min(page.room() + 1) };
+            let behind = after.clone();
+            let runs = self.shared.ask(|reply| Look::Runs(behind, most, reply)).await?;
+            for run in &runs {
+                if let Some(ledger) = &mut ledger {
+                    ledger.add(run);
+                }
+                if page.room() > 0 {
+                    page.push(lists::run(run));
+                    last = Some(run.run.clone());
+                } else {
+                    next.clone_from(&last);
+                }
+            }
+            if runs.len() < most || (ledger.is_none() && next.is_some()) {
+                return Ok((page, next, ledger.map(ServiceLedger::message)));
+            }
+            after = runs.last().map(|run| run.run.clone());
+        }
     }
 
     /// Some rollouts behind this one, and behind which the next page begins.
@@ -178,17 +212,9 @@ impl v1::inspect_service_server::InspectService for Inspect {
         let request = request.into_inner();
         let after = pages::after(&LIST, &request.page_token, RunId::parse).map_err(refused)?;
         self.shared.caught_up().await?;
-        let runs = self.shared.ask(Look::Runs).await?;
-        let mut page = Page::new(request.page_size);
-        let mut left = runs.iter().filter(|run| after.as_ref().is_none_or(|after| run.run > *after)).peekable();
-        let mut last = None;
-        while let Some(run) = left.next_if(|_| page.room() > 0) {
-            page.push(lists::run(run));
-            last = Some(&run.run);
-        }
-        let next = last.filter(|_| left.peek().is_some()).map(|last| pages::token(&LIST, last.as_str()));
-        let (runs, service) = (page.entries, Some(lists::service(&runs)));
-        Ok(Response::new(v1::ListRunsResponse { runs, next_page_token: next.unwrap_or_default(), service }))
+        let (page, next, service) = self.runs(after, Page::new(request.page_size)).await?;
+        let next_page_token = next.map(|last| pages::token(&LIST, last.as_str())).unwrap_or_default();
+        Ok(Response::new(v1::ListRunsResponse { runs: page.entries, next_page_token, service }))
     }
 
     async fn list_rollouts(
@@ -234,13 +260,26 @@ impl v1::inspect_service_server::InspectService for Inspect {
         &self,
         request: Request<v1::ListConsumersRequest>,
     ) -> Result<Response<v1::ListConsumersResponse>, Status> {
-        let run = run_id(&request.into_inner().run_id)?;
+        let request = request.into_inner();
+        let run = run_id(&request.run_id)?;
+        let list = ["consumers", run.as_str()];
+        let after = pages::after(&list, &request.page_token, ConsumerGroupId::parse).map_err(refused)?;
         self.shared.caught_up().await?;
-        let groups = self.shared.ask(|reply| Look::ConsumerGroups(run.clone(), reply)).await?.map_err(refused)?;
+        let mut page = Page::new(request.page_size);
+        let look = |reply| Look::ConsumerGroups(run.clone(), after, page.room(), reply);
+        let (groups, mut next) = self.shared.ask(look).await?.map_err(refused)?;
         let clock = self.shared.store.clock();
         let now = (clock.now_ms(), clock.unix_ms());
-        let consumer_groups = groups.iter().map(|group| lists::consumer_group(&run, group, now)).collect();
-        Ok(Response::new(v1::ListConsumersResponse { consumer_groups }))
+        for group in &groups {
+            if page.room() == 0 {
+                // Groups with many consumers fill a page before it has its entries.
+                next = page.entries.len().checked_sub(1).map(|last| groups[last].name.clone());
+                break;
+            }
+            page.push(lists::consumer_group(&run, group, now));
+        }
+        let next_page_token = next.map(|last| pages::token(&list, last.as_str())).unwrap_or_default();
+        Ok(Response::new(v1::ListConsumersResponse { consumer_groups: page.entries, next_page_token }))
     }
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

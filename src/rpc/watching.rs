@@ -19,7 +19,7 @@ use crate::log::Position;
 use crate::proto::v1::{self, watch_response::Change};
 use crate::store::RolloutKey;
 use crate::store::effect::Ended;
-use crate::store::sequencer::Look;
+use crate::store::sequencer::{ConsumerGroupLook, Look};
 use crate::store::watch::{Dirty, Wanted, Watching};
 
 use super::convert::inspect::calls::{Shower, open_calls};
@@ -295,8 +295,7 @@ impl Watch {
         let ended = |status| Over(Some(status));
         let run = self.shared.ask(|reply| Look::Run(self.run.clone(), reply)).await;
         let run = lists::run(&run.and_then(|run| run.map_err(refused)).map_err(ended)?);
-        let groups = self.shared.ask(|reply| Look::ConsumerGroups(self.run.clone(), reply)).await;
-        let groups = groups.and_then(|groups| groups.map_err(refused)).map_err(ended)?;
+        let groups = self.consumer_groups().await.map_err(ended)?;
         let clock = self.shared.store.clock();
         let now = (clock.now_ms(), clock.unix_ms());
         let mut changes = Vec::new();
@@ -304,17 +303,31 @@ impl Watch {
             self.run_told = Some(run.clone());
             changes.push(Change::Run(run));
         }
-        self.consumer_groups_told.retain(|name, _| groups.iter().any(|group| group.name == *name));
+        self.consumer_groups_told.retain(|name, _| groups.iter().any(|group| group.name.as_str() == name));
         for group in &groups {
             let summary = lists::consumer_group(&self.run, group, now);
             // That time goes by is no change.
             let timeless = v1::ConsumerGroupSummary { oldest_age: None, ..summary.clone() };
-            if self.consumer_groups_told.get(&group.name) != Some(&timeless) {
-                self.consumer_groups_told.insert(group.name.clone(), timeless);
+            if self.consumer_groups_told.get(group.name.as_str()) != Some(&timeless) {
+                self.consumer_groups_told.insert(group.name.to_string(), timeless);
                 changes.push(Change::ConsumerGroup(summary));
             }
         }
         self.send(changes).await
+    }
+
+    /// All consumer groups of the run.
+    async fn consumer_groups(&self) -> Result<Vec<ConsumerGroupLook>, Status> {
+        let (mut groups, mut after) = (Vec::new(), None);
+        loop {
+            let look = |reply| Look::ConsumerGroups(self.run.clone(), after, READ_AT_ONCE, reply);
+            let (more, next) = self.shared.ask(look).await?.map_err(refused)?;
+            groups.extend(more);
+            match next {
+                Some(next) => after = Some(next),
+                None => return Ok(groups),
+            }
+        }
     }
 }
 

@@ -111,7 +111,7 @@ async fn page_sizes_and_tokens() {
     for status in [
         window.list_rollouts(of_run("none")).await.unwrap_err(),
         window.list_groups(v1::ListGroupsRequest { run_id: none.clone(), ..Default::default() }).await.unwrap_err(),
-        window.list_consumers(v1::ListConsumersRequest { run_id: none }).await.unwrap_err(),
+        window.list_consumers(v1::ListConsumersRequest { run_id: none, ..Default::default() }).await.unwrap_err(),
     ] {
         assert_eq!((status.code(), reason(&status).as_str()), (tonic::Code::NotFound, "run_not_found"));
     }
@@ -218,6 +218,7 @@ async fn groups_say_what_they_wait_for() {
     assert_eq!(figures.release(), v1::GroupRelease::Unspecified);
     let absence = |absence: &v1::GroupAbsence| (absence.rollout_id.clone(), absence.attempt, absence.reason.clone());
     assert_eq!(figures.absences.iter().map(absence).collect::<Vec<_>>(), [("a2".into(), 0, "lost".into())]);
+    assert_eq!(a.out_rollouts, 1);
     assert_eq!((&a.open_rollout_ids[..], a.open_rollouts), (&["a0".to_owned()][..], 1));
     assert_eq!((&a.finalised_rollout_ids[..], a.finalised_rollouts), (&["a1".to_owned()][..], 1));
     assert_eq!((a.open_places, a.drop_reason.as_str()), (2, ""), "one nobody took, one waits for its next attempt");
@@ -242,7 +243,7 @@ async fn consumer_groups_say_their_lag_and_what_they_wait_for() {
     let named =
         v1::Subscription { consumer: "rank-0".to_owned(), credit_tokens: 25, ..subscription("run", "trainers") };
     let mut taker = Taker::join(&service, named).await;
-    let request = v1::ListConsumersRequest { run_id: "run".to_owned() };
+    let request = v1::ListConsumersRequest { run_id: "run".to_owned(), ..Default::default() };
     let list = async |window: &mut Window| {
         let groups = window.list_consumers(request.clone()).await.unwrap().into_inner().consumer_groups;
         groups.into_iter().next().expect("there is a consumer group")
@@ -289,8 +290,76 @@ async fn undeliverable_units_are_listed_by_id() {
     taker.nack(&[&unit], None).await;
     let notice = taker.notice().await;
     assert_eq!((notice.kind(), notice.rollout_id.as_str()), (v1::UnitNoticeKind::Undeliverable, "x"));
-    let request = v1::ListConsumersRequest { run_id: "run".to_owned() };
+    let request = v1::ListConsumersRequest { run_id: "run".to_owned(), ..Default::default() };
     let groups = window.list_consumers(request).await.unwrap().into_inner().consumer_groups;
     assert_eq!((&groups[0].undeliverable_unit_ids, groups[0].undeliverable_units), (&vec![unit], 1));
     assert_eq!(groups[0].rows.as_ref().unwrap().dropped, [("undeliverable".to_owned(), 1)].into());
+}
+
+#[tokio::test]
+async fn consumer_groups_and_runs_come_in_pages_that_miss_nothing() {
+    const GROUPS: usize = 7;
+    let service = TestService::start().await;
+    let mut window = service.inspect().await;
+    let mut takers = Vec::new();
+    for number in 0..GROUPS {
+        takers.push(Taker::join(&service, subscription("run", &format!("trainers-{number}"))).await);
+        service.create_run(&format!("run-{number}"), v1::RunSettings::default()).await;
+    }
+    for page_size in [1, 3, 7, 8, 0] {
+        let mut request = v1::ListConsumersRequest { run_id: "run".to_owned(), page_size, ..Default::default() };
+        let mut names = Vec::new();
+        loop {
+            let page = window.list_consumers(request.clone()).await.unwrap().into_inner();
+            let most = if page_size == 0 { 100 } else { page_size as usize };
+            assert!(page.consumer_groups.len() <= most);
+            names.extend(page.consumer_groups.into_iter().map(|group| group.consumer_group));
+            request.page_token = page.next_page_token;
+            if request.page_token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(names, (0..GROUPS).map(|number| format!("trainers-{number}")).collect::<Vec<_>>(), "{page_size}");
+        let (mut request, mut ids) = (v1::ListRunsRequest { page_size, ..Default::default() }, Vec::new());
+        loop {
+            let page = window.list_runs(request.clone()).await.unwrap().into_inner();
+            assert_eq!(
+                page.service.is_some(),
+                request.page_token.is_empty(),
+                "the first page has the service's ledger"
+            );
+            ids.extend(page.runs.into_iter().map(|run| run.run_id));
+            request.page_token = page.next_page_token;
+            if request.page_token.is_empty() {
+                break;
+            }
+        }
+        let expected = std::iter::once("run".to_owned()).chain((0..GROUPS).map(|number| format!("run-{number}")));
+        assert_eq!(ids, expected.collect::<Vec<_>>(), "{page_size}");
+    }
+    let page_token = "runs/run".to_owned();
+    let wrong = v1::ListConsumersRequest { run_id: "run".to_owned(), page_token, ..Default::default() };
+    assert_eq!(window.list_consumers(wrong).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn members_of_each_kind_are_counted_beyond_those_that_are_listed() {
+    const MEMBERS: u32 = 260;
+    let mut life = Life::start().await;
+    let mut window = life.service.inspect().await;
+    for number in 0..MEMBERS {
+        for kind in ["open", "out"] {
+            let of_group = about("run", &format!("{kind}-{number}"));
+            let member = v1::RolloutRef { group_id: "g".to_owned(), ..of_group };
+            life.accepts(&member, Event::Open(v1::Open::default())).await;
+            if kind == "out" {
+                life.accepts(&member, discard("lost", DiscardDisposition::Final)).await;
+            }
+        }
+    }
+    let request = v1::ListGroupsRequest { run_id: "run".to_owned(), ..v1::ListGroupsRequest::default() };
+    let groups = window.list_groups(request).await.unwrap().into_inner().groups;
+    let [group] = &groups[..] else { panic!("{groups:?}") };
+    assert_eq!((group.open_rollout_ids.len(), group.open_rollouts), (256, MEMBERS));
+    assert_eq!((group.figures.as_ref().unwrap().absences.len(), group.out_rollouts), (256, MEMBERS));
 }

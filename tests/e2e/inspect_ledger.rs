@@ -289,7 +289,7 @@ async fn too_long_calls_stand_in_the_ledger_of_the_consumer_group_and_are_told()
     let notice = taker.notice().await;
     assert_eq!((notice.kind(), notice.units, notice.unit_id.as_str()), (UnitNoticeKind::TooLong, 1, ""));
     assert_eq!((notice.group_id.as_str(), notice.rollout_id.as_str(), notice.attempt), ("g", "x", 3));
-    let request = v1::ListConsumersRequest { run_id: "run".to_owned() };
+    let request = v1::ListConsumersRequest { run_id: "run".to_owned(), ..Default::default() };
     let group = window.list_consumers(request).await.unwrap().into_inner().consumer_groups.remove(0);
     let [ledger] = &group.ledgers[..] else { panic!("{:?}", group.ledgers) };
     let expected = [("trained", 1), ("too_long", 1), ("no_row", 1)].map(|(fate, calls)| (fate.to_owned(), calls));
@@ -375,5 +375,5 @@ async fn the_ledger_of_the_service_is_that_of_all_runs() {
     let next = v1::ListRunsRequest { page_size: 2, page_token: page.next_page_token };
     let page = window.list_runs(next).await.unwrap().into_inner();
     assert_eq!((page.runs[0].run_id.as_str(), page.next_page_token.as_str()), ("two", ""));
-    assert_eq!(page.service, Some(service_ledger));
+    assert_eq!(page.service, None, "the first page has it");
 }

@@ -403,8 +403,12 @@ impl Sequencer {
     /// Ends leases whose time has come.
     pub(super) fn tick_queues(&mut self, now_ms: u64) {
         let (mut decisions, mut ended) = (Vec::new(), Vec::new());
-        for (id, run) in &mut self.runs {
-            if run.queue.next_deadline_ms().is_none_or(|deadline| deadline > now_ms) {
+        for id in self.deadlines.due(now_ms) {
+            let Some(run) = self.runs.get_mut(&id) else { continue };
+            let next_ms = run.queue.next_deadline_ms();
+            if next_ms.is_none_or(|deadline| deadline > now_ms) {
+                // It was put off meanwhile.
+                self.deadlines.put(&id, next_ms);
                 continue;
             }
             self.stirred.insert(id.clone());

@@ -5,7 +5,7 @@ use crate::limits::{DISPATCH_UNITS_AT_ONCE, EPHEMERAL_NEWS_ROOM};
 use crate::queue::ConsumerId;
 
 use super::Sequencer;
-use super::consumers::{Consumer, ToConsumer, UnitDelivery};
+use super::consumers::{ToConsumer, UnitDelivery};
 
 impl Sequencer {
     /// Gives out what can go out in the runs where something has changed. Consumers that are let go stir theirs again.
@@ -18,7 +18,7 @@ impl Sequencer {
             for (_, group) in run.queue.groups_mut() {
                 loop {
                     let room = group.definition().ephemeral.then(|| {
-                        let members = group.consumers().filter_map(|facts| self.consumers.get(&facts.consumer));
+                        let members = group.consumer_ids().filter_map(|id| self.consumers.get(&id));
                         members
                             .map(|member| member.sender.capacity().saturating_sub(EPHEMERAL_NEWS_ROOM))
                             .min()
@@ -46,6 +46,7 @@ impl Sequencer {
                     }
                 }
             }
+            self.deadlines.put(&run_id, run.queue.next_deadline_ms());
             for consumer in lost {
                 self.leave(consumer);
             }
@@ -66,9 +67,12 @@ impl Sequencer {
         consumer_group: &ConsumerGroupId,
         news: impl Fn(ConsumerId) -> ToConsumer,
     ) {
-        let is_member = |member: &Consumer| member.run == *run && member.consumer_group == *consumer_group;
-        let members: Vec<_> =
-            self.consumers.iter().filter(|(_, member)| is_member(member)).map(|(id, _)| *id).collect();
-        members.into_iter().for_each(|id| self.tell(id, news(id)));
+        self.members(run, consumer_group.as_str()).into_iter().for_each(|id| self.tell(id, news(id)));
+    }
+
+    /// The streams of the members of a consumer group.
+    pub(super) fn members(&self, run: &RunId, consumer_group: &str) -> Vec<ConsumerId> {
+        let group = self.runs.get(run).and_then(|run| run.queue.group(consumer_group));
+        group.map(|group| group.consumer_ids().collect()).unwrap_or_default()
     }
 }

@@ -3,6 +3,7 @@
 //! Lists are given in pages by id, from behind the last one that was shown: so what comes and goes between two pages neither
 //! repeats nor hides anything else. Work for one page is bounded, since everybody waits for this task.
 
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
@@ -24,8 +25,8 @@ use super::{RunState, Sequencer, UnitRows};
 
 /// What is asked to be shown, and where the answer goes.
 pub enum Look {
-    /// All runs, by id.
-    Runs(oneshot::Sender<Vec<RunLook>>),
+    /// Runs after this one, by id, and so many.
+    Runs(Option<RunId>, usize, oneshot::Sender<Vec<RunLook>>),
     /// One run.
     Run(RunId, oneshot::Sender<Result<RunLook, Refusal>>),
     /// Ids of rollouts of a run, and of this group if one is said, after this one, and so many.
@@ -34,12 +35,15 @@ pub enum Look {
     Groups(RunId, Option<GroupId>, usize, bool, oneshot::Sender<Result<GroupPage, Refusal>>),
     /// These groups of a run, as far as they are there.
     TheseGroups(RunId, Vec<GroupId>, oneshot::Sender<Result<Vec<GroupLook>, Refusal>>),
-    /// The consumer groups of a run, by name.
-    ConsumerGroups(RunId, oneshot::Sender<Result<Vec<ConsumerGroupLook>, Refusal>>),
+    /// Consumer groups of a run after this one, by name, and so many.
+    ConsumerGroups(RunId, Option<ConsumerGroupId>, usize, oneshot::Sender<Result<ConsumerGroupPage, Refusal>>),
 }
 
 /// Some groups, and behind which one the next page begins, if there may be one.
 pub type GroupPage = (Vec<GroupLook>, Option<GroupId>);
+
+/// Some consumer groups, and behind which one the next page begins, if there may be one.
+pub type ConsumerGroupPage = (Vec<ConsumerGroupLook>, Option<ConsumerGroupId>);
 
 /// A run, for who looks.
 #[derive(Clone, Debug)]
@@ -94,8 +98,8 @@ pub struct GroupLook {
     pub open: (Vec<RolloutId>, u32),
     /// Members whose rows are made, and how many.
     pub finalised: (Vec<RolloutId>, u32),
-    /// Members that are out for good: attempt and reason.
-    pub out: Vec<(RolloutId, u32, String)>,
+    /// Members that are out for good, with attempt and reason, and how many.
+    pub out: (Vec<(RolloutId, u32, String)>, u32),
     /// Places that nobody took, or that wait for another attempt.
     pub open_places: u32,
     /// Whether nothing more can come of it.
@@ -106,7 +110,7 @@ pub struct GroupLook {
 #[derive(Clone, Debug)]
 pub struct ConsumerGroupLook {
     /// Its name.
-    pub name: String,
+    pub name: ConsumerGroupId,
     /// What it is.
     pub definition: GroupDefinition,
     /// It in numbers.
@@ -187,7 +191,12 @@ impl RunState {
         }
     }
 
-    fn consumer_group(&self, name: &str, group: &ConsumerGroup<u64, UnitRows>, now_ms: u64) -> ConsumerGroupLook {
+    fn consumer_group(
+        &self,
+        id: ConsumerGroupId,
+        group: &ConsumerGroup<u64, UnitRows>,
+        now_ms: u64,
+    ) -> ConsumerGroupLook {
         let mut consumers: Vec<_> = group
             .consumers()
             .map(|facts| ConsumerFigures { waiting: group.waiting_for(facts.consumer), facts })
@@ -197,13 +206,13 @@ impl RunState {
             group.undeliverable().take(limits::LISTED_IDS_MAX).map(|unit| unit.as_str().to_owned()).collect();
         let count = group.undeliverable().len() as u64;
         ConsumerGroupLook {
-            name: name.to_owned(),
+            calls: self.ledger.calls_given(id.as_str()),
+            rows: rows_of(id.as_str(), group),
+            name: id,
             definition: group.definition().clone(),
             stats: group.stats(now_ms),
             consumers,
             undeliverable: (undeliverable, count),
-            calls: self.ledger.calls_given(name),
-            rows: rows_of(name, group),
             rollouts: self.rollouts_now(),
         }
     }
@@ -218,8 +227,10 @@ impl Sequencer {
     /// Shows something. Who asked may be gone by now; then nobody wants the answer.
     pub(super) fn look(&self, look: Look) {
         match look {
-            Look::Runs(reply) => {
-                drop(reply.send(self.runs.iter().map(|(run, state)| state.look(run)).collect()));
+            Look::Runs(after, most, reply) => {
+                let start = after.as_ref().map_or(Unbounded, Excluded);
+                let runs = self.runs.range::<RunId, _>((start, Unbounded)).take(most);
+                drop(reply.send(runs.map(|(run, state)| state.look(run)).collect()));
             }
             Look::Run(run, reply) => drop(reply.send(self.run_state(&run).map(|state| state.look(&run)))),
             Look::Rollouts(run, group, after, most, reply) => {
@@ -236,12 +247,9 @@ impl Sequencer {
                 };
                 drop(reply.send(self.run_state(&run).map(show)));
             }
-            Look::ConsumerGroups(run, reply) => {
-                let now_ms = self.store.clock.now_ms();
-                let show = |state: &RunState| {
-                    state.queue.groups().map(|(name, group)| state.consumer_group(name, group, now_ms)).collect()
-                };
-                drop(reply.send(self.run_state(&run).map(show)));
+            Look::ConsumerGroups(run, after, most, reply) => {
+                let page = self.run_state(&run).map(|state| self.consumer_group_page(state, after.as_ref(), most));
+                drop(reply.send(page));
             }
         }
     }
@@ -272,6 +280,21 @@ impl Sequencer {
         Ok((page, None))
     }
 
+    fn consumer_group_page(&self, state: &RunState, after: Option<&ConsumerGroupId>, most: usize) -> ConsumerGroupPage {
+        let now_ms = self.store.clock.now_ms();
+        let (mut page, mut members) = (Vec::new(), 0);
+        for (name, group) in state.queue.groups_after(after.map(ConsumerGroupId::as_str)) {
+            // Whoever made the group had its name checked.
+            let Ok(id) = ConsumerGroupId::parse(name) else { continue };
+            members += 1 + group.consumer_ids().count();
+            page.push(state.consumer_group(id.clone(), group, now_ms));
+            if page.len() == most || members >= limits::PAGE_CONSUMERS_LOOKED_AT_MAX {
+                return (page, Some(id));
+            }
+        }
+        (page, None)
+    }
+
     fn group(&self, run: &RunId, id: &GroupId, kept: &KeptGroup) -> GroupLook {
         let mut look = GroupLook {
             group: id.clone(),
@@ -279,7 +302,7 @@ impl Sequencer {
             opened_unix_ms: kept.opened_unix_ms,
             open: (Vec::new(), 0),
             finalised: (Vec::new(), 0),
-            out: Vec::new(),
+            out: (Vec::new(), 0),
             open_places: 0,
             is_over: kept.group.is_over(),
         };
@@ -293,10 +316,13 @@ impl Sequencer {
             match member {
                 Member::Open => list(&mut look.open, rollout),
                 Member::Finalised => list(&mut look.finalised, rollout),
-                Member::Out if look.out.len() < limits::LISTED_IDS_MAX => {
-                    look.out.push((rollout.clone(), attempt, self.reason_of_end(run, rollout, attempt)));
+                Member::Out => {
+                    let (listed, count) = &mut look.out;
+                    *count += 1;
+                    if listed.len() < limits::LISTED_IDS_MAX {
+                        listed.push((rollout.clone(), attempt, self.reason_of_end(run, rollout, attempt)));
+                    }
                 }
-                Member::Out => {}
                 Member::WillRetry => look.open_places += 1,
             }
         }
@@ -329,7 +355,6 @@ impl Sequencer {
 
 /// Ids of rollouts, of a group if one is said, after this one.
 fn rollout_ids(state: &RunState, group: Option<&GroupId>, after: Option<&RolloutId>, most: usize) -> Vec<RolloutId> {
-    use std::ops::Bound::{Excluded, Unbounded};
     let Some(group) = group else {
         let start = after.map_or(Unbounded, Excluded);
         return state.rollouts.range::<RolloutId, _>((start, Unbounded)).take(most).cloned().collect();

@@ -8,6 +8,7 @@
 
 mod admit;
 mod consumers;
+mod deadlines;
 mod dispatch;
 mod figures;
 mod finished;
@@ -29,6 +30,7 @@ use crate::log::{Position, Record};
 use crate::queue::{ConsumerId, Place, Queue, UnitId};
 use crate::rollout::run_settings::RunSettings;
 
+use deadlines::Deadlines;
 use groups::RunGroups;
 
 use super::effect::Sequenced;
@@ -37,7 +39,10 @@ use super::{RolloutKey, Run, Store};
 
 pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery};
 pub use finished::{Retained, UnitRows};
-pub use look::{ConsumerFigures, ConsumerGroupLook, GroupLook, GroupPage, Look, RolloutsNow, RowsOf, RunLook, Waiting};
+pub use look::{
+    ConsumerFigures, ConsumerGroupLook, ConsumerGroupPage, GroupLook, GroupPage, Look, RolloutsNow, RowsOf, RunLook,
+    Waiting,
+};
 pub use news::LeftOut;
 pub use runs::{DeletedRun, RunFacts};
 
@@ -139,6 +144,8 @@ pub struct Sequencer {
     tombstones_held: Holding,
     /// Runs in which something may go out.
     stirred: BTreeSet<RunId>,
+    /// When runs are to be looked at next that nothing stirs.
+    deadlines: Deadlines,
     figures_at_ms: u64,
     /// The last position when gauges were last set.
     last_at_figures: Position,
@@ -157,6 +164,7 @@ impl Sequencer {
             tombstones: BTreeMap::new(),
             tombstone_count: 0,
             stirred: BTreeSet::new(),
+            deadlines: Deadlines::default(),
             figures_at_ms: 0,
             last_at_figures: Position::default(),
         }
@@ -208,6 +216,7 @@ impl Sequencer {
             while !self.stirred.is_empty() {
                 self.dispatch();
             }
+            self.verify();
         }
     }
 
@@ -281,9 +290,9 @@ impl Sequencer {
     }
 
     fn next_deadline_ms(&self) -> u64 {
-        let queues = self.runs.values().filter_map(|run| run.queue.next_deadline_ms());
+        let queues = self.deadlines.first_ms();
         let tombstones = self.tombstones.keys().next().map(|(expires_ms, _)| *expires_ms);
-        queues.chain(tombstones).min().unwrap_or(u64::MAX).min(self.figures_at_ms)
+        queues.into_iter().chain(tombstones).min().unwrap_or(u64::MAX).min(self.figures_at_ms)
     }
 
     fn tick(&mut self) {
@@ -297,5 +306,40 @@ impl Sequencer {
     }
 }
 
+/// Beyond so many runs, debug builds leave the check of every run to tests.
+const RUNS_CHECKED_EACH_TIME_MAX: usize = 128;
+
+impl Sequencer {
+    /// Checks after each turn, in debug builds: every run is looked at in time, and consumers are exactly the members of groups.
+    fn verify(&self) {
+        if cfg!(debug_assertions) && self.runs.len() <= RUNS_CHECKED_EACH_TIME_MAX {
+            self.check();
+        }
+    }
+
+    fn check(&self) {
+        let mut members = 0;
+        for (id, run) in &self.runs {
+            let deadline_ms = run.queue.next_deadline_ms();
+            debug_assert!(
+                self.deadlines.keeps(id, deadline_ms),
+                "run {id:?} is looked at too late for {deadline_ms:?}"
+            );
+            for (name, group) in run.queue.groups() {
+                for consumer in group.consumer_ids() {
+                    let known = self.consumers.get(&consumer);
+                    let is_it = known.is_some_and(|known| known.run == *id && known.consumer_group.as_str() == name);
+                    debug_assert!(is_it, "{consumer:?} is a member of {name:?} and is not known as such");
+                    members += 1;
+                }
+            }
+        }
+        debug_assert_eq!(members, self.consumers.len(), "a consumer is known and is a member of no group");
+    }
+}
+
 /// How often gauges are set.
 const FIGURES_EVERY_MS: u64 = 1000;
+
+#[cfg(test)]
+mod tests;

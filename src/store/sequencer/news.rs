@@ -8,7 +8,7 @@ use crate::queue::{ConsumerId, UnitId};
 
 use super::super::{RolloutKey, Slot};
 use super::Sequencer;
-use super::consumers::{Consumer, ToConsumer};
+use super::consumers::ToConsumer;
 
 /// What a consumer group is not given of a finalised rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ impl LeftOut {
 impl Sequencer {
     /// Tells the members of a consumer group what it is not given of a rollout.
     pub(super) fn tell_left_out(&mut self, run: &RunId, consumer_group: &str, about: &RolloutRef, what: LeftOut) {
-        let is_member = |member: &&mut Consumer| member.run == *run && member.consumer_group.as_str() == consumer_group;
-        for member in self.consumers.values_mut().filter(is_member) {
+        for id in self.members(run, consumer_group) {
+            let Some(member) = self.consumers.get_mut(&id) else { continue };
             let owed = member.owed.of(what);
             *owed += what.count();
             if member.sender.capacity() <= ROOM_KEPT {

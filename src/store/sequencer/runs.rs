@@ -147,6 +147,7 @@ impl Sequencer {
         *state.shared.settings.lock() = state.settings.clone();
         self.store.runs.insert(run.clone(), Arc::clone(&state.shared));
         state.queue.set_lease_ms(lease_ms);
+        self.stirred.insert(run.clone());
         state.shared.watchers.run_changes();
         let declared = settings.consumer_groups.iter().map(|(name, _)| name);
         let new: Vec<_> = declared.filter(|name| state.queue.group(name.as_str()).is_none()).cloned().collect();
@@ -175,11 +176,14 @@ impl Sequencer {
 
     /// Removes a run and all that is in it. Live and in replay.
     pub(in crate::store) fn apply_run_deleted(&mut self, run: &RunId) {
+        let mut members = Vec::new();
         if let Some(state) = self.runs.remove(run) {
             state.shared.watchers.run_is_over();
+            members.extend(state.queue.groups().flat_map(|(_, group)| group.consumer_ids()));
         }
         self.store.runs.remove(run);
         self.stirred.remove(run);
+        self.deadlines.put(run, None);
         self.store.telemetry.forget_run(run);
         let held = &self.tombstones_held;
         self.tombstones.retain(|_, (tombstone, bytes)| {
@@ -193,8 +197,6 @@ impl Sequencer {
         let (of_run, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition::<Vec<_>, _>(waits);
         self.waiting_subscriptions = rest;
         of_run.into_iter().for_each(|(_, reply)| drop(reply.send(Err(run_not_found(run)))));
-        let members: Vec<_> =
-            self.consumers.iter().filter(|(_, member)| member.run == *run).map(|(id, _)| *id).collect();
         for id in members {
             if let Some(member) = self.consumers.remove(&id) {
                 // A full line ends with its channel all the same.

@@ -101,26 +101,36 @@ pub fn run(look: &RunLook) -> v1::RunSummary {
     }
 }
 
-/// The ledger of all these runs together.
-#[must_use]
-pub fn service(runs: &[RunLook]) -> v1::ServiceLedger {
-    let mut calls: BTreeMap<Name, CallCounts> = BTreeMap::new();
-    let mut rows: BTreeMap<(&str, &Option<String>), RowCounts> = BTreeMap::new();
-    for run in runs {
+/// The ledger of many runs together.
+#[derive(Default)]
+pub struct ServiceLedger {
+    calls: BTreeMap<Name, CallCounts>,
+    /// By consumer group and policy.
+    rows: BTreeMap<(String, Option<String>), RowCounts>,
+    refused_requests: u64,
+}
+
+impl ServiceLedger {
+    /// Takes in a run.
+    pub fn add(&mut self, run: &RunLook) {
         for (policy, counts) in &run.calls {
-            calls.entry(policy.clone()).or_default().add(counts);
+            self.calls.entry(policy.clone()).or_default().add(counts);
         }
         for of in &run.rows {
-            rows.entry((&of.consumer_group, &of.policy)).or_default().add(&of.rows);
+            self.rows.entry((of.consumer_group.clone(), of.policy.clone())).or_default().add(&of.rows);
         }
+        self.refused_requests += run.refused_requests;
     }
-    let rows = rows.into_iter().map(|((consumer_group, policy), rows)| {
-        row_ledger(&RowsOf { consumer_group: consumer_group.to_owned(), policy: policy.clone(), rows })
-    });
-    v1::ServiceLedger {
-        ledgers: policy_ledgers(&calls.into_iter().collect::<Vec<_>>()),
-        rows: rows.collect(),
-        refused_requests: runs.iter().map(|run| run.refused_requests).sum(),
+
+    /// It as a message.
+    #[must_use]
+    pub fn message(self) -> v1::ServiceLedger {
+        let row = |((consumer_group, policy), rows)| row_ledger(&RowsOf { consumer_group, policy, rows });
+        v1::ServiceLedger {
+            ledgers: policy_ledgers(&self.calls.into_iter().collect::<Vec<_>>()),
+            rows: self.rows.into_iter().map(row).collect(),
+            refused_requests: self.refused_requests,
+        }
     }
 }
 
@@ -195,7 +205,7 @@ pub fn group(look: &GroupLook) -> v1::GroupSummary {
             group_id: look.group.to_string(),
             group_size: look.size,
             counted_rollouts: look.finalised.1,
-            absences: look.out.iter().map(absence).collect(),
+            absences: look.out.0.iter().map(absence).collect(),
             release: release.into(),
             degenerate: look.size == Some(1),
             ..v1::GroupFigures::default()
@@ -208,6 +218,7 @@ pub fn group(look: &GroupLook) -> v1::GroupSummary {
         timeout_after: None,
         open_rollouts: look.open.1,
         finalised_rollouts: look.finalised.1,
+        out_rollouts: look.out.1,
     }
 }
 
@@ -234,7 +245,7 @@ pub fn consumer_group(
     };
     v1::ConsumerGroupSummary {
         run_id: run.to_string(),
-        consumer_group: look.name.clone(),
+        consumer_group: look.name.to_string(),
         settings: Some(trainer::group_settings(&look.definition)),
         required: false,
         consumers: look.consumers.iter().map(consumer).collect(),
