@@ -16,6 +16,7 @@ use hedgerow::proto::v1::report_request::Event;
 use hedgerow::store::clock::Clock;
 use prost::Message as _;
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -33,7 +34,9 @@ const MEMORY_BUDGET_BYTES: u64 = 256 << 20;
 /// How often the worker reports.
 const PROBE_TICK: Duration = Duration::from_millis(2);
 /// How often a drip drips.
-const DRIP_TICK: Duration = Duration::from_millis(1);
+const DRIP_TICK: Duration = Duration::from_millis(20);
+/// How long after an attack the next round begins.
+const SETTLE: Duration = Duration::from_secs(1);
 /// Connections of an attack.
 const CONNECTIONS: usize = 8;
 
@@ -56,7 +59,7 @@ enum Attack {
 
 const ATTACKS: [(Attack, &str); 6] = [
     (Attack::Halves, "256 half messages"),
-    (Attack::Drips, "256 drips of a byte a millisecond"),
+    (Attack::Drips, "256 drips of a byte in 20 ms"),
     (Attack::Unread, "256 streams that never read"),
     (Attack::Openings, "tiny rollouts without end"),
     (Attack::Refusals, "refused events without end"),
@@ -71,7 +74,11 @@ pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
     for (attack, name) in ATTACKS {
         let service = machine.service_with_memory(Clock::machine(), MEMORY_BUDGET_BYTES);
         let address = service.grpc_address.to_string();
-        let measured = |round: usize, attack| machine.client.block_on(measure(&address, &rollout, round, attack));
+        let attackers = machine.bare.handle();
+        let measured = |round: usize, attack: Option<Attack>| {
+            let attack = attack.map(|attack| (attackers, attack));
+            machine.client.block_on(measure(&address, &rollout, round, attack))
+        };
         let both = |round: usize| (measured(2 * round, Some(attack)), measured(2 * round + 1, None));
         let rounds: Vec<_> = (0..=asked.rounds).map(both).skip(1).collect();
         for (share, which) in [(0.5, "p50"), (0.99, "p99")] {
@@ -91,7 +98,7 @@ pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
 }
 
 /// How long each answer took.
-async fn measure(address: &str, rollout: &Rollout, round: usize, attack: Option<Attack>) -> Vec<Duration> {
+async fn measure(address: &str, rollout: &Rollout, round: usize, attack: Option<(&Handle, Attack)>) -> Vec<Duration> {
     let (requests, line) = mpsc::channel(1);
     let mut harness = client::harness(connect(address).await);
     let responses = harness.report(ReceiverStream::new(line)).await.expect("a stream of reports");
@@ -106,7 +113,11 @@ async fn measure(address: &str, rollout: &Rollout, round: usize, attack: Option<
     };
     ask(0, Event::Open(v1::Open::default())).await;
     let attackers = match attack {
-        Some(attack) => begin(attack, address, round).await,
+        // On threads of their own: what they do to themselves is not what they do to others.
+        Some((threads, attack)) => {
+            let address = address.to_owned();
+            threads.spawn(async move { begin(attack, &address, round).await }).await.expect("it begins")
+        }
         None => JoinSet::new(),
     };
     let mut every = interval(PROBE_TICK);
@@ -116,7 +127,11 @@ async fn measure(address: &str, rollout: &Rollout, round: usize, attack: Option<
         every.tick().await;
         took.push(ask(at + 1, Event::Call(call(rollout, one, Form::Delta))).await);
     }
-    drop(attackers);
+    if attack.is_some() {
+        drop(attackers);
+        // What the attackers had sent already is not part of the next round.
+        tokio::time::sleep(SETTLE).await;
+    }
     ask(0, Event::Discard(v1::Discard { reason: "measured".to_owned(), ..v1::Discard::default() })).await;
     took
 }

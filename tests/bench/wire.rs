@@ -29,8 +29,8 @@ use crate::workload::{Call, Rollout};
 pub(crate) struct Machine {
     /// Where our service runs.
     pub(crate) server: Runtime,
-    /// Where the bare server runs.
-    bare: Runtime,
+    /// Where the bare server runs, or others that are not measured.
+    pub(crate) bare: Runtime,
     /// Where clients run.
     pub(crate) client: Runtime,
 }
