@@ -49,6 +49,12 @@ macro_rules! reasons {
                 }
             }
 
+            /// The reason with this text.
+            #[must_use]
+            pub fn named(text: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|reason| reason.as_str() == text)
+            }
+
             /// Its code.
             #[must_use]
             pub fn code(self) -> Code {

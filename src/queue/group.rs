@@ -68,7 +68,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     }
 
     fn drop_overflow(&mut self) -> Option<QueueEffect<K>> {
-        let before = self.ledger.counts.waiting;
+        let before = self.ledger.counts.waiting.tally;
         while self.ledger.waiting.len() > self.bounds.max_ephemeral_waiting_units {
             let Some(&oldest) = self.ledger.waiting.first() else {
                 break;
@@ -76,7 +76,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             self.relocate(oldest, Place::Dropped(DropReason::Overflow));
             self.ledger.forget(oldest);
         }
-        let after = self.ledger.counts.waiting;
+        let after = self.ledger.counts.waiting.tally;
         (before != after).then(|| QueueEffect::LineOverflowed {
             units: before.units - after.units,
             tokens: before.tokens - after.tokens,
@@ -217,11 +217,6 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let units = self.ledger.sources.get(source).map_or(&[][..], |source| &source.units);
         let place = |number| self.ledger.units.get(number).map(|unit| unit.place);
         units.iter().any(|number| place(number) == Some(Place::Dropped(DropReason::Undeliverable)))
-    }
-
-    /// The rollouts that are not settled, in the order of their keys.
-    pub fn unsettled_sources(&self) -> impl Iterator<Item = &K> {
-        self.ledger.sources.iter().filter(|(_, source)| source.unsettled > 0).map(|(key, _)| key)
     }
 
     /// Where a unit stands; `None` if it is not known.

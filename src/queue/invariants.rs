@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::consumers::UnitNumber;
 use super::group::ConsumerGroup;
-use super::ledger::{Counts, RowStates, Tally};
+use super::ledger::{Counts, Sum, Tally};
 use super::unit::{ConsumerId, DropReason, Place};
 
 /// Beyond so many units, debug builds check the balance after each change and leave the rest to tests.
@@ -13,39 +13,38 @@ const MAX_UNITS_CHECKED_EACH_TIME: usize = 128;
 /// What the units themselves say.
 #[derive(Default)]
 struct Recount {
-    waiting: Tally,
-    leased: Tally,
-    parked: Tally,
-    acknowledged: Tally,
-    dropped: BTreeMap<DropReason, Tally>,
+    waiting: Sum,
+    leased: Sum,
+    parked: Sum,
+    acknowledged: Sum,
+    dropped: BTreeMap<DropReason, Sum>,
     line: BTreeSet<UnitNumber>,
     delayed: BTreeSet<(u64, UnitNumber)>,
     undeliverable: BTreeSet<UnitNumber>,
     leases: BTreeMap<ConsumerId, (BTreeSet<(u64, UnitNumber)>, u64)>,
-    rows: RowStates,
 }
 
 impl Recount {
-    fn add(&mut self, number: UnitNumber, place: Place, tokens: u64) {
+    fn add(&mut self, number: UnitNumber, place: Place, tokens: u64, rows: u64) {
         match place {
             Place::Waiting => {
-                self.waiting.add(tokens);
+                self.waiting.add(tokens, rows);
                 self.line.insert(number);
             }
             Place::Delayed { until_ms } => {
-                self.waiting.add(tokens);
+                self.waiting.add(tokens, rows);
                 self.delayed.insert((until_ms, number));
             }
             Place::Leased { consumer, since_ms } => {
-                self.leased.add(tokens);
+                self.leased.add(tokens, rows);
                 let (leases, in_flight_tokens) = self.leases.entry(consumer).or_default();
                 leases.insert((since_ms, number));
                 *in_flight_tokens += tokens;
             }
-            Place::Parked(_) => self.parked.add(tokens),
-            Place::Acknowledged => self.acknowledged.add(tokens),
+            Place::Parked(_) => self.parked.add(tokens, rows),
+            Place::Acknowledged => self.acknowledged.add(tokens, rows),
             Place::Dropped(reason) => {
-                self.dropped.entry(reason).or_default().add(tokens);
+                self.dropped.entry(reason).or_default().add(tokens, rows);
                 if reason == DropReason::Undeliverable {
                     self.undeliverable.insert(number);
                 }
@@ -54,18 +53,17 @@ impl Recount {
     }
 }
 
-fn sum(tallies: impl IntoIterator<Item = Tally>) -> Tally {
-    tallies.into_iter().fold(Tally::default(), |sum, tally| Tally {
-        units: sum.units + tally.units,
-        tokens: sum.tokens + tally.tokens,
+fn sum(sums: impl IntoIterator<Item = Sum>) -> Sum {
+    sums.into_iter().fold(Sum::default(), |all, sum| Sum {
+        tally: Tally { units: all.tally.units + sum.tally.units, tokens: all.tally.tokens + sum.tally.tokens },
+        rows: all.rows + sum.rows,
     })
 }
 
 fn balance(counts: &Counts) -> Result<(), &'static str> {
     let parts = [counts.waiting, counts.leased, counts.parked, counts.acknowledged];
     let all = sum(parts.into_iter().chain(counts.dropped.values().copied()));
-    let adds_up = all == counts.pushed && counts.rows.adds_up();
-    if adds_up { Ok(()) } else { Err("1: pushed = waiting + leased + parked + acknowledged + dropped") }
+    if all == counts.pushed { Ok(()) } else { Err("1: pushed = waiting + leased + parked + acknowledged + dropped") }
 }
 
 fn require(holds: bool, invariant: &'static str) -> Result<(), &'static str> {
@@ -81,8 +79,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         balance(&self.ledger.counts)?;
         let mut recount = Recount::default();
         for (&number, unit) in &self.ledger.units {
-            recount.add(number, unit.place, unit.tokens);
-            recount.rows.add(unit.place, unit.rows);
+            recount.add(number, unit.place, unit.tokens, unit.rows);
             require(self.ledger.numbers.get(&unit.id) == Some(&number), "5: each unit is found under its id")?;
             require(
                 unit.payload.is_some() == unit.place.keeps_payload(),
@@ -99,7 +96,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.check_sources()?;
         require(self.consumers.orders_are_right(), "7: the orders hold exactly those with room, and with leases")?;
         let tail = !self.definition.ephemeral
-            || (recount.leased.units == 0
+            || (recount.leased.tally.units == 0
                 && self.ledger.units.len() == self.ledger.waiting.len()
                 && self.ledger.waiting.len() <= self.bounds.max_ephemeral_waiting_units);
         require(tail, "9: an ephemeral group has no leases, remembers nothing settled, and keeps its bound")
@@ -110,8 +107,6 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let live =
             recount.waiting == counts.waiting && recount.leased == counts.leased && recount.parked == counts.parked;
         require(live, "2: each count is what the units say")?;
-        let states = |rows: &RowStates| (rows.waiting, rows.leased, rows.parked);
-        require(states(&recount.rows) == states(&counts.rows), "2: each count of rows is what the units say")?;
         let remembered = recount.dropped.values().copied().chain([recount.acknowledged, counts.forgotten]);
         let settled = counts.dropped.values().copied().chain([counts.acknowledged]);
         require(sum(remembered) == sum(settled), "2: settled units are remembered or were forgotten")

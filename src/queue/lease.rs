@@ -163,13 +163,6 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         Some(decision)
     }
 
-    /// The decisions that were given and are not applied yet, for whoever could not log them at once. Looks at every unit.
-    #[must_use]
-    pub fn pending_decisions(&self) -> Vec<Decision> {
-        let doomed = self.ledger.units.values().filter(|unit| unit.place == Place::Parked(ParkedFor::Drop));
-        doomed.map(|unit| Decision::DropUndeliverable { unit: unit.id.clone() }).collect()
-    }
-
     /// Gives out waiting units, at most so many; if as many come back, there may be more. The oldest unit goes first, to
     /// the consumer with room for it that has the fewest tokens out (then the fewest taken since it joined, then the
     /// lowest id); one whose lease ran out comes after all others. If nobody has room for the oldest, nothing overtakes it.

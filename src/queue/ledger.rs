@@ -17,15 +17,24 @@ pub struct Tally {
     pub tokens: u64,
 }
 
-impl Tally {
-    pub(super) fn add(&mut self, tokens: u64) {
-        self.units += 1;
-        self.tokens += tokens;
+/// So many units, and what is in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Sum {
+    pub(super) tally: Tally,
+    pub(super) rows: u64,
+}
+
+impl Sum {
+    pub(super) fn add(&mut self, tokens: u64, rows: u64) {
+        self.tally.units += 1;
+        self.tally.tokens += tokens;
+        self.rows += rows;
     }
 
-    pub(super) fn remove(&mut self, tokens: u64) {
-        self.units -= 1;
-        self.tokens -= tokens;
+    fn remove(&mut self, tokens: u64, rows: u64) {
+        self.tally.units -= 1;
+        self.tally.tokens -= tokens;
+        self.rows -= rows;
     }
 }
 
@@ -46,64 +55,40 @@ pub struct RowStates {
     pub dropped: BTreeMap<DropReason, u64>,
 }
 
-impl RowStates {
-    fn of(&mut self, place: Place) -> &mut u64 {
-        match place {
-            Place::Waiting | Place::Delayed { .. } => &mut self.waiting,
-            Place::Leased { .. } => &mut self.leased,
-            Place::Parked(_) => &mut self.parked,
-            Place::Acknowledged => &mut self.acknowledged,
-            Place::Dropped(reason) => self.dropped.entry(reason).or_default(),
-        }
-    }
-
-    /// Rows that came to stand at this place.
-    pub(super) fn add(&mut self, place: Place, rows: u64) {
-        *self.of(place) += rows;
-    }
-
-    /// Rows of a unit that is made.
-    fn make(&mut self, rows: u64) {
-        self.made += rows;
-        self.waiting += rows;
-    }
-
-    fn moved(&mut self, from: Place, to: Place, rows: u64) {
-        *self.of(from) -= rows;
-        self.add(to, rows);
-    }
-
-    /// Whether every row made is in one state.
-    #[must_use]
-    pub fn adds_up(&self) -> bool {
-        let dropped: u64 = self.dropped.values().sum();
-        self.made == self.waiting + self.leased + self.parked + self.acknowledged + dropped
-    }
-}
-
 /// What became of everything pushed: `pushed = waiting + leased + parked + acknowledged + dropped`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    pub(super) pushed: Tally,
+    pub(super) pushed: Sum,
     /// In the line, and put off.
-    pub(super) waiting: Tally,
-    pub(super) leased: Tally,
-    pub(super) parked: Tally,
+    pub(super) waiting: Sum,
+    pub(super) leased: Sum,
+    pub(super) parked: Sum,
     /// Ever, also of rollouts that are forgotten.
-    pub(super) acknowledged: Tally,
+    pub(super) acknowledged: Sum,
     /// Ever, also of rollouts that are forgotten.
-    pub(super) dropped: BTreeMap<DropReason, Tally>,
+    pub(super) dropped: BTreeMap<DropReason, Sum>,
     /// Units no longer remembered; all of them acknowledged or dropped.
-    pub(super) forgotten: Tally,
+    pub(super) forgotten: Sum,
     /// Times that a unit was given out.
     pub(super) deliveries: u64,
     /// Of these, how many were not a unit's first.
     pub(super) redeliveries: u64,
-    pub(super) rows: RowStates,
 }
 
 impl Counts {
-    fn of(&mut self, place: Place) -> &mut Tally {
+    /// What became of the rows.
+    pub(super) fn row_states(&self) -> RowStates {
+        RowStates {
+            made: self.pushed.rows,
+            waiting: self.waiting.rows,
+            leased: self.leased.rows,
+            parked: self.parked.rows,
+            acknowledged: self.acknowledged.rows,
+            dropped: self.dropped.iter().map(|(reason, sum)| (*reason, sum.rows)).collect(),
+        }
+    }
+
+    fn of(&mut self, place: Place) -> &mut Sum {
         match place {
             Place::Waiting | Place::Delayed { .. } => &mut self.waiting,
             Place::Leased { .. } => &mut self.leased,
@@ -174,9 +159,8 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         self.next_number += 1;
         self.numbers.insert(new.id.clone(), number);
         self.waiting.insert(number);
-        self.counts.pushed.add(new.tokens);
-        self.counts.waiting.add(new.tokens);
-        self.counts.rows.make(new.rows);
+        self.counts.pushed.add(new.tokens, new.rows);
+        self.counts.waiting.add(new.tokens, new.rows);
         let unit = Unit {
             id: new.id,
             source: source.clone(),
@@ -212,9 +196,8 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             Place::Dropped(DropReason::Undeliverable) => drop(self.undeliverable.insert(number)),
             Place::Leased { .. } | Place::Parked(_) | Place::Acknowledged | Place::Dropped(_) => {}
         }
-        self.counts.of(from).remove(tokens);
-        self.counts.of(to).add(tokens);
-        self.counts.rows.moved(from, to, rows);
+        self.counts.of(from).remove(tokens, rows);
+        self.counts.of(to).add(tokens, rows);
         let effect = self.note_settling(source, from, to);
         Some(Moved { from, tokens, effect })
     }
@@ -247,7 +230,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         debug_assert!(unit.place.is_settled(), "only settled units are forgotten");
         self.numbers.remove(&unit.id);
         self.undeliverable.remove(&number);
-        self.counts.forgotten.add(unit.tokens);
+        self.counts.forgotten.add(unit.tokens, unit.rows);
     }
 
     /// Puts those whose delay is over back to their places in the line.

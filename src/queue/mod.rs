@@ -121,7 +121,7 @@ impl<K: Ord + Clone, P: Clone> Queue<K, P> {
         self.groups.entry(name.to_owned()).or_insert_with(|| ConsumerGroup::new(definition, bounds, now_ms))
     }
 
-    /// Takes a group out. What it had not settled is in [`ConsumerGroup::unsettled_sources`], for the caller to settle.
+    /// Takes a group out, with all that it had not settled.
     pub fn remove_group(&mut self, name: &str) -> Option<ConsumerGroup<K, P>> {
         self.groups.remove(name)
     }

@@ -115,31 +115,31 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let oldest = self.ledger.oldest_pushed_at_ms(leased);
         GroupStats {
             consumers: self.consumers.len(),
-            pushed: counts.pushed,
-            waiting: counts.waiting,
+            pushed: counts.pushed.tally,
+            waiting: counts.waiting.tally,
             delayed_units: self.ledger.delayed.len() as u64,
-            leased: counts.leased,
-            parked: counts.parked,
-            acknowledged: counts.acknowledged,
-            dropped: counts.dropped.clone(),
+            leased: counts.leased.tally,
+            parked: counts.parked.tally,
+            acknowledged: counts.acknowledged.tally,
+            dropped: counts.dropped.iter().map(|(reason, sum)| (*reason, sum.tally)).collect(),
             deliveries: counts.deliveries,
             redeliveries: counts.redeliveries,
             oldest_waiting_ms: self.ledger.head().map(|(_, head)| now_ms.saturating_sub(head.pushed_at_ms)),
             oldest_unsettled_ms: oldest.map(|pushed_at_ms| now_ms.saturating_sub(pushed_at_ms)),
-            rows: counts.rows.clone(),
+            rows: counts.row_states(),
         }
     }
 
     /// What became of its rows.
     #[must_use]
     pub fn row_states(&self) -> RowStates {
-        self.ledger.counts.rows.clone()
+        self.ledger.counts.row_states()
     }
 
     /// Whether some unit is ready, or put off for a while, and at no consumer.
     #[must_use]
     pub fn has_waiting(&self) -> bool {
-        self.ledger.counts.waiting.units > 0
+        self.ledger.counts.waiting.tally.units > 0
     }
 
     /// The units that are undeliverable and can be released by hand, in the order in which they were made.
@@ -169,11 +169,11 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     #[must_use]
     pub fn waiting_for(&self, consumer: ConsumerId) -> Option<WaitingFor> {
         let consumer = self.consumers.get(consumer)?;
-        let leased = self.ledger.counts.leased;
+        let leased = self.ledger.counts.leased.tally;
         let in_flight = consumer.in_flight();
         Some(WaitingFor {
             reason: self.wait_reason(consumer),
-            waiting: self.ledger.counts.waiting,
+            waiting: self.ledger.counts.waiting.tally,
             in_flight,
             leased_to_others: Tally { units: leased.units - in_flight.units, tokens: leased.tokens - in_flight.tokens },
         })
@@ -184,7 +184,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             let counts = &self.ledger.counts;
             return match self.ledger.delayed.first() {
                 Some(&(until_ms, _)) => WaitReason::Delayed { until_ms },
-                None if counts.leased.units + counts.parked.units > 0 => WaitReason::AllOut,
+                None if counts.leased.tally.units + counts.parked.tally.units > 0 => WaitReason::AllOut,
                 None => WaitReason::NothingQueued,
             };
         };

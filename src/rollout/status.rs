@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 
 use crate::forest::Agent;
-use crate::forest::call::{AgentIndex, CallIndex, TokensState};
-use crate::forest::link::Links;
+use crate::forest::call::{AgentIndex, CallIndex, Link, TokensState};
+use crate::forest::link::{CallSet, Links};
 use crate::ids::{AgentId, CallId};
 
 use super::awaited::{Awaited, Cause};
@@ -53,12 +53,60 @@ pub fn missing(rollout: &Rollout) -> Vec<Missing> {
     awaited.into_iter().map(|(call, cause)| Missing { state: state(&call), call, cause }).collect()
 }
 
-/// Whether some call is waited for. Linear in the rollout's calls.
-#[must_use]
-pub fn awaits_calls(rollout: &Rollout) -> bool {
-    let Rollout::Open(open) = rollout else { return false };
-    let facts = &open.facts;
-    missing_expected_calls(facts) > 0 || !Awaited::new(facts).missing(facts).is_empty()
+/// Looks for a call that is waited for, a few calls at a time: for who may not keep a rollout from others. What comes meanwhile is
+/// looked at, too.
+#[derive(Debug, Default)]
+pub struct AwaitedSearch {
+    /// How many of the listed calls, and then of all calls, were looked at.
+    listed: usize,
+    arrived: usize,
+    /// The parent that the last one named.
+    named: Option<CallId>,
+    /// Those that are there, and whose parents were looked at.
+    passed: CallSet,
+}
+
+impl AwaitedSearch {
+    /// Looks at so many more; whether some call is waited for, or none if that is not known yet.
+    pub fn look(&mut self, rollout: &Rollout, calls_max: usize) -> Option<bool> {
+        let Rollout::Open(open) = rollout else { return Some(false) };
+        let facts = &open.facts;
+        if missing_expected_calls(facts) > 0 {
+            return Some(true);
+        }
+        for _ in 0..calls_max {
+            let call = match self.named.take() {
+                Some(named) => facts.forest.find_placed(&named),
+                None => match self.next(facts) {
+                    Some(Ok(listed)) => facts.forest.find_placed(listed),
+                    Some(Err(arrived)) if facts.is_kept(arrived) => {
+                        facts.forest.find_placed(facts.forest.call(arrived).id())
+                    }
+                    Some(Err(_)) => continue,
+                    None => return Some(false),
+                },
+            };
+            let Some(call) = call else { return Some(true) };
+            if !self.passed.contains(call) {
+                self.passed.insert(call);
+                if let Link::Parent(parent) = facts.forest.call(call).link() {
+                    self.named = Some(parent.clone());
+                }
+            }
+        }
+        None
+    }
+
+    /// The next call that is listed, or has come.
+    fn next<'a>(&mut self, facts: &'a Facts) -> Option<Result<&'a CallId, CallIndex>> {
+        if let Some(listed) = facts.agents.kept().get(self.listed) {
+            self.listed += 1;
+            return Some(Ok(listed));
+        }
+        let arrived = facts.forest.call_indices(self.arrived..self.arrived + 1).next()?;
+        self.arrived += 1;
+        Some(Err(arrived))
+    }
 }
 
 /// How many distinct calls are missing to `expected_calls`; 0 if it was not given.

@@ -341,6 +341,13 @@ proptest! {
             let done = facts.seal.is_some() && facts.reward.is_some();
             let complete = done && status::missing_expected_calls(facts) == 0 && awaited(&rollout).is_empty();
             prop_assert_eq!(rollout.finalised().is_some(), complete);
+            // Who looks a few calls at a time finds the same.
+            let waits = !complete && (status::missing_expected_calls(facts) > 0 || !awaited(&rollout).is_empty());
+            for calls_max in [1, 2, 100] {
+                let mut search = status::AwaitedSearch::default();
+                let found = std::iter::repeat_with(|| search.look(&rollout, calls_max)).flatten().next();
+                prop_assert_eq!(found, Some(waits));
+            }
         }
     }
 }

@@ -10,6 +10,8 @@ use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::proto::v1;
+use crate::rollout::status::AwaitedSearch;
+use crate::rollout::view::RolloutView;
 use crate::store::RolloutKey;
 use crate::store::effect::Ended;
 use crate::store::sequencer::{Command, Look};
@@ -26,7 +28,7 @@ pub(super) struct Inspect {
     shared: Shared,
 }
 
-/// Calls shown under a rollout's lock at once.
+/// Calls shown, or looked at, under a rollout's lock at once.
 const CALLS_AT_ONCE: usize = 256;
 /// How often a rollout is looked at anew when another attempt has come meanwhile.
 const TRIES_MAX: usize = 8;
@@ -119,7 +121,7 @@ impl Inspect {
             for (at, id) in ids.into_iter().enumerate() {
                 after = Some(id.clone());
                 looked_at += 1;
-                if let Some(summary) = self.summary(filter, id) {
+                if let Some(summary) = self.summary(filter, id).await {
                     page.push(summary);
                 }
                 if page.room() == 0 {
@@ -134,18 +136,40 @@ impl Inspect {
     }
 
     /// A rollout in a few figures, if it is there and the filter shows it.
-    fn summary(&self, filter: &RolloutFilter, rollout: RolloutId) -> Option<v1::RolloutSummary> {
+    async fn summary(&self, filter: &RolloutFilter, rollout: RolloutId) -> Option<v1::RolloutSummary> {
         let store = &self.shared.store;
         let unix_ms = store.clock().unix_ms();
         let key = RolloutKey { run: filter.run.clone(), rollout };
         let found = store.show(&key, |view| filter.shows(&view, unix_ms).then(|| convert::inspect::summary(&view)));
         match found? {
+            Ok(Some(summary)) if filter.wants_missing_calls() => self.awaits_calls(&key).await.then_some(summary),
             Ok(summary) => summary,
             Err(ended) => filter.shows_ended().then(|| {
                 let (run, rollout) = (key.run, key.rollout);
                 let about = RolloutRef { run, group: ended.group.clone(), rollout, attempt: ended.attempt };
                 convert::inspect::ended_summary(&about, ended_message(&ended))
             }),
+        }
+    }
+}
+
+impl Inspect {
+    /// Whether a rollout waits for calls. Its lock is taken for a few calls at a time.
+    async fn awaits_calls(&self, key: &RolloutKey) -> bool {
+        let mut search = (0, AwaitedSearch::default());
+        loop {
+            let look = |view: RolloutView<'_>| {
+                // Another attempt is looked at from its start.
+                if search.0 != view.about.attempt {
+                    search = (view.about.attempt, AwaitedSearch::default());
+                }
+                search.1.look(view.rollout, CALLS_AT_ONCE)
+            };
+            match self.shared.store.show(key, look) {
+                Some(Ok(None)) => tokio::task::yield_now().await,
+                Some(Ok(Some(awaits))) => return awaits,
+                Some(Err(_)) | None => return false,
+            }
         }
     }
 }

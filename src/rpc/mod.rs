@@ -11,6 +11,7 @@ mod harness;
 mod inspect;
 mod outgoing;
 mod receive;
+mod refusals;
 pub mod status;
 mod trainer;
 mod turns;
@@ -169,6 +170,8 @@ pub async fn serve(
         // A peer that is gone without a word is noticed, and its leases end.
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        // Requests and streams that end with a refusal, by its reason.
+        .layer(refusals::RefusalsLayer::new(Arc::clone(shared.store.telemetry())))
         // What has come of messages that are not whole, however long they say they are.
         .layer(receive::ReceiveLayer::new(clock.clone()))
         .add_service(health_service)

@@ -17,6 +17,7 @@ use crate::ids::{GroupId, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::Position;
 use crate::proto::v1::{self, watch_response::Change};
+use crate::rollout::view::RolloutView;
 use crate::store::RolloutKey;
 use crate::store::effect::Ended;
 use crate::store::sequencer::{ConsumerGroupLook, Look};
@@ -64,8 +65,18 @@ struct CallsTold {
     next: usize,
     /// Calls that have come and were not told.
     untold: bool,
-    /// The rollout as it was finalised.
-    finalised: Option<Outline>,
+    /// The rollout as calls are told that are not told as of now: finalised, or with kept lists.
+    drawn: Option<Drawn>,
+}
+
+/// A rollout as it was at some moment. To draw it takes as long as the rollout has calls, under its lock; so an open one is
+/// drawn anew only after all its calls were looked at as they were then.
+struct Drawn {
+    outline: Outline,
+    /// Calls that were not looked at since.
+    left: usize,
+    /// Something has changed since.
+    is_stale: bool,
 }
 
 impl Shared {
@@ -225,8 +236,8 @@ impl Watch {
             let about = view.about.clone();
             calls.begin(about.attempt);
             if view.rollout.finalised().is_some() || view.rollout.facts().some_list_given() {
-                let outline = calls.finalised.take().unwrap_or_else(|| Outline::new(view, &Shown::default()));
-                (about, Err(outline))
+                let is_final = view.rollout.finalised().is_some();
+                (about, Err(calls.take_drawn(is_final).unwrap_or_else(|| Drawn::new(view))))
             } else {
                 let count = view.rollout.facts().forest.call_count();
                 let (new, again) = calls.ranges(count);
@@ -242,7 +253,7 @@ impl Watch {
         };
         let (shown, count) = match read {
             Ok(read) => read,
-            Err(outline) => self.outlined_calls(&key, outline),
+            Err(drawn) => self.drawn_calls(&key, drawn),
         };
         let told = self.calls.told(shown, count);
         let reference = super::convert::report::rollout_ref_message(&about);
@@ -251,17 +262,19 @@ impl Watch {
     }
 
     /// Calls of a rollout of which lists are given, or which is finalised: from its outline.
-    fn outlined_calls(&mut self, key: &RolloutKey, outline: Outline) -> (Vec<(usize, v1::CallSummary)>, usize) {
+    fn drawn_calls(&mut self, key: &RolloutKey, mut drawn: Drawn) -> (Vec<(usize, v1::CallSummary)>, usize) {
+        let outline = &drawn.outline;
         let count = outline.call_count;
         let (new, again) = self.calls.ranges(count);
-        let shower = Shower::new(&outline);
+        let shower = Shower::new(outline);
         let read = |range: std::ops::Range<usize>| {
             let show = |rollout: &mut crate::rollout::Rollout| shower.calls(rollout.facts(), range.clone());
             range.clone().zip(self.shared.store.look_at(key, outline.attempt(), show).unwrap_or_default())
         };
-        let shown = read(again).chain(read(new)).collect();
-        // What is finalised stays so; of an open one the next outline may be another.
-        self.calls.finalised = Some(outline).filter(Outline::is_final);
+        let shown: Vec<_> = read(again).chain(read(new)).collect();
+        drop(shower);
+        drawn.left = drawn.left.saturating_sub(shown.len());
+        self.calls.drawn = Some(drawn);
         (shown, count)
     }
 
@@ -336,11 +349,29 @@ fn ended_summary(key: RolloutKey, ended: &Ended) -> v1::RolloutSummary {
     inspect::ended_summary(&about, ended_message(ended))
 }
 
+impl Drawn {
+    fn new(view: RolloutView<'_>) -> Self {
+        let outline = Outline::new(view, &Shown::default());
+        Self { left: outline.call_count, outline, is_stale: false }
+    }
+}
+
 impl CallsTold {
     /// Something of the rollout has changed: any call may be another now.
     fn changed(&mut self) {
         self.left = self.fingerprints.len();
         self.untold = true;
+        if let Some(drawn) = &mut self.drawn {
+            drawn.is_stale = true;
+        }
+    }
+
+    /// The rollout as it was drawn before, if that is to be used still.
+    fn take_drawn(&mut self, is_final: bool) -> Option<Drawn> {
+        // What is finalised stays so.
+        self.drawn
+            .take()
+            .filter(|drawn| if is_final { drawn.outline.is_final() } else { !drawn.is_stale || drawn.left > 0 })
     }
 
     /// Whether there is nothing more to tell until something changes.
@@ -383,6 +414,11 @@ impl CallsTold {
             told.push(call);
         }
         self.untold = self.fingerprints.len() < count;
+        if self.drawn.as_ref().is_some_and(|drawn| drawn.left == 0 && drawn.is_stale && !drawn.outline.is_final()) {
+            // It is drawn anew, and all of it looked at again.
+            self.drawn = None;
+            self.changed();
+        }
         told
     }
 }

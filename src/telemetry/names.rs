@@ -69,7 +69,7 @@ metrics! {
     DUPLICATES: COUNTER "hedgerow_duplicates_total" in Count by ["run"]
         "Events that were known already and changed nothing.";
     REFUSED: COUNTER "hedgerow_requests_refused_total" in Count by ["reason"]
-        "Requests refused, by stable reason.";
+        "Requests refused, by stable reason: in an answer, or as the end of a request or stream.";
     LINKS: COUNTER "hedgerow_links_total" in Count by ["run" "kind"]
         "Calls by what their link was when they were answered: root, child, broken, or waiting for the call it names.";
     DRIFTS: COUNTER "hedgerow_drifts_total" in Count by ["run" "kind"]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hedgerow::proto::v1::report_request::Event;
+use hedgerow::proto::v1::trainer_service_client::TrainerServiceClient;
 use hedgerow::proto::v1::{self, DiscardDisposition};
 
 use crate::drain::get;
@@ -80,4 +81,34 @@ async fn a_refused_subscription_makes_no_run() {
     assert!(Trainer::subscribe(service.channel().await, long).await.is_err());
     let runs = service.inspect().await.list_runs(v1::ListRunsRequest::default()).await.unwrap().into_inner().runs;
     assert_eq!(runs.iter().map(|run| run.run_id.as_str()).collect::<Vec<_>>(), ["only"]);
+}
+
+#[tokio::test]
+async fn requests_and_streams_that_end_with_a_refusal_are_counted_like_answers_that_refuse() {
+    let service = TestService::start().await;
+    let counted = async |reason: &str, count: u32| {
+        says(&service, &format!("hedgerow_requests_refused_total{{reason=\"{reason}\"}} {count}")).await;
+    };
+    let (mut worker, mut window) = (service.worker().await, service.inspect().await);
+    let none = v1::ListRolloutsRequest { run_id: "none".to_owned(), ..v1::ListRolloutsRequest::default() };
+    window.list_rollouts(none).await.unwrap_err();
+    counted("run_not_found", 1).await;
+    let delete = v1::DeleteRunRequest { run_id: "none".to_owned(), force: true };
+    service.admin().await.delete_run(delete).await.unwrap_err();
+    counted("run_not_found", 2).await;
+    // An answer that refuses counts once, in a stream that goes on.
+    let refused = worker.report(&about("run", "\u{7}"), heartbeat()).await.refusal.unwrap();
+    assert_eq!(refused.reason, "invalid_identifier");
+    counted("invalid_identifier", 1).await;
+    // A stream that ends with a refusal, which stands behind what was sent on it.
+    let mut takers = TrainerServiceClient::new(service.channel().await);
+    let unknown = v1::SubscribeRequest { request: None };
+    let mut responses = takers.subscribe(tokio_stream::iter([unknown])).await.unwrap().into_inner();
+    let status = responses.message().await.unwrap_err();
+    assert_eq!(reason(&status), "subscription_order");
+    counted("subscription_order", 1).await;
+    let large = "x".repeat(hedgerow::limits::OTHER_MESSAGE_BYTES_MAX + 1);
+    let status = window.list_runs(v1::ListRunsRequest { page_token: large, page_size: 1 }).await.unwrap_err();
+    assert_eq!(reason(&status), "message_too_large");
+    counted("message_too_large", 1).await;
 }

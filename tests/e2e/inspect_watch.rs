@@ -138,6 +138,32 @@ async fn a_watch_of_a_rollout_tells_its_calls_and_what_changes_of_them() {
 }
 
 #[tokio::test]
+async fn a_large_rollout_with_lists_that_goes_on_is_told_as_it_stands_in_the_end() {
+    const CALLS: u32 = 700;
+    let mut life = Life::start().await;
+    let mut window = life.service.inspect().await;
+    let rollout = about("run", "x");
+    let id = |number: u32| format!("c{number:04}");
+    let one = |number: u32| Event::Call(call(&id(number), "main", u64::from(number), &[1, number], &[2]));
+    for number in 0..CALLS {
+        life.accepts(&rollout, one(number)).await;
+    }
+    let (kept, late) = (id(CALLS - 1), id(2 * CALLS));
+    life.accepts(&rollout, Event::Seal(seal(&[("main", &[&kept, &late])]))).await;
+    let request = v1::WatchRequest { rollout_id: "x".to_owned(), ..of("run") };
+    let mut watcher = Watcher::begin(&mut window, request).await;
+    // It changes again and again while its calls are told.
+    for number in CALLS..CALLS + 8 {
+        let told = watcher.told;
+        watcher.until(&life.service, |watcher| watcher.told > told).await;
+        life.accepts(&rollout, one(number)).await;
+    }
+    let expected = life.shown(&rollout).await.calls;
+    assert_eq!(expected.iter().filter(|call| call.kept).count(), 1);
+    watcher.until(&life.service, |watcher| watcher.calls.values().eq(&expected)).await;
+}
+
+#[tokio::test]
 async fn another_attempt_is_told_anew_and_the_end_is_told() {
     let mut life = Life::start().await;
     let mut window = life.service.inspect().await;

@@ -303,7 +303,7 @@ proptest! {
         prop_assert_eq!((stats.waiting, stats.leased, stats.parked), (none, none, none), "nothing is left behind");
         let dropped: u64 = stats.dropped.values().map(|tally| tally.units).sum();
         prop_assert_eq!(stats.acknowledged.units + dropped, run.names.len() as u64, "each unit ended once");
-        prop_assert_eq!(run.group.unsettled_sources().count(), 0);
+        prop_assert!(run.group.units().all(|(_, place)| place.is_settled()));
         if !ephemeral {
             prop_assert_eq!(stats.acknowledged.units, run.acknowledged.len() as u64);
             let mut again = new_group(false);

@@ -74,7 +74,8 @@ impl<M: Message + Default> Messages<M> {
         debug_assert!(length <= self.whole.len(), "a header of {HEADER_BYTES} bytes, and its message");
         let message = self.whole.split_to(length.min(self.whole.len()));
         if compressed != 0 {
-            return Err(Status::unimplemented("messages are taken as they are, not compressed"));
+            let message = "messages are taken as they are, not compressed";
+            return Err(refused(Refusal::new(Reason::NotInThisRelease, message)));
         }
         M::decode(message).map_err(|error| {
             let message = format!("what came is no message of this contract: {error}");

@@ -7,7 +7,6 @@ use crate::forest::link::DriftKind;
 use crate::ids::{AgentId, GroupId, Name, RolloutId, RunId};
 use crate::proto::v1;
 use crate::rollout::drift::DriftCount;
-use crate::rollout::status;
 use crate::rollout::view::RolloutView;
 use crate::store::sequencer::{ConsumerFigures, ConsumerGroupLook, GroupLook, RowsOf, RunLook};
 use crate::telemetry::{CallCounts, RowCounts};
@@ -55,7 +54,7 @@ impl RolloutFilter {
         })
     }
 
-    /// Whether it shows this rollout. What costs most is asked last.
+    /// Whether it shows this rollout, as far as that can be said at once: see [`Self::wants_missing_calls`].
     #[must_use]
     pub fn shows(&self, view: &RolloutView<'_>, now_unix_ms: u64) -> bool {
         let facts = view.rollout.facts();
@@ -67,7 +66,12 @@ impl RolloutFilter {
             && self.tags.iter().all(|(key, value)| tagged(key, value))
             && self.idle_for_ms.is_none_or(|least| idle_ms >= least)
             && (!self.with_drift || facts.answered_drifts > 0)
-            && (!self.with_missing_calls || status::awaits_calls(view.rollout))
+    }
+
+    /// Whether it shows only rollouts that wait for calls.
+    #[must_use]
+    pub fn wants_missing_calls(&self) -> bool {
+        self.with_missing_calls
     }
 
     /// Whether it shows rollouts that have ended.

@@ -1,0 +1,108 @@
+//! Counts requests and streams that end with a refusal, by its reason.
+//!
+//! Every such end passes here as a status, whichever service it comes from. An answer that says "refused" is no such end: those
+//! are counted where answers are made.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http::{HeaderMap, Request, Response};
+use tonic_types::StatusExt;
+use tower::{Layer, Service};
+
+use crate::error::Reason;
+use crate::telemetry::Telemetry;
+
+use super::status::DOMAIN;
+
+/// Has what a service answers looked at.
+#[derive(Clone)]
+pub(super) struct RefusalsLayer(Arc<Telemetry>);
+
+/// A service whose refusals are counted.
+#[derive(Clone)]
+pub(super) struct Refusals<S> {
+    inner: S,
+    telemetry: Arc<Telemetry>,
+}
+
+/// The body of an answer, at whose end a refusal may stand.
+struct Counted {
+    body: Body,
+    telemetry: Arc<Telemetry>,
+}
+
+impl RefusalsLayer {
+    pub(super) fn new(telemetry: Arc<Telemetry>) -> Self {
+        Self(telemetry)
+    }
+}
+
+impl<S> Layer<S> for RefusalsLayer {
+    type Service = Refusals<S>;
+
+    fn layer(&self, inner: S) -> Refusals<S> {
+        Refusals { inner, telemetry: Arc::clone(&self.0) }
+    }
+}
+
+impl<S, B> Service<Request<B>> for Refusals<S>
+where
+    S: Service<Request<B>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (response, telemetry) = (self.inner.call(request), Arc::clone(&self.telemetry));
+        Box::pin(async move {
+            let response = response.await?;
+            // Without a message, the status stands before the body.
+            count(&telemetry, response.headers());
+            Ok(response.map(|body| Body::new(Counted { body, telemetry })))
+        })
+    }
+}
+
+impl http_body::Body for Counted {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(trailers) = frame.trailers_ref()
+        {
+            count(&self.telemetry, trailers);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Counts the refusal that these headers say, if they say one.
+fn count(telemetry: &Telemetry, headers: &HeaderMap) {
+    let info = Status::from_header_map(headers).and_then(|status| status.get_details_error_info());
+    let reason = info.filter(|info| info.domain == DOMAIN).and_then(|info| Reason::named(&info.reason));
+    if let Some(reason) = reason {
+        telemetry.refused(reason);
+    }
+}
