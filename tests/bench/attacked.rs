@@ -13,6 +13,7 @@ use hedgerow::cli::client;
 use hedgerow::limits;
 use hedgerow::proto::v1;
 use hedgerow::proto::v1::report_request::Event;
+use hedgerow::proto::v1::report_response::Response as Reported;
 use hedgerow::store::clock::Clock;
 use prost::Message as _;
 use tokio::net::TcpStream;
@@ -26,7 +27,7 @@ use tonic::codegen::http;
 use crate::kit::{Asked, Line, Report, Spread, Target, amount, percentile, ratios};
 use crate::linking::Form;
 use crate::wire::{Machine, call, connect, request};
-use crate::workload::{Rollout, Size, conversation};
+use crate::workload::{Call, Rollout, Size, conversation};
 
 const RUN: &str = "bench";
 /// What the service may hold: little, so that those who fill it do so at once.
@@ -35,7 +36,7 @@ const MEMORY_BUDGET_BYTES: u64 = 256 << 20;
 const PROBE_TICK: Duration = Duration::from_millis(2);
 /// How often a drip drips.
 const DRIP_TICK: Duration = Duration::from_millis(20);
-/// How long after an attack the next round begins.
+/// How long after an attack has begun, or is over, others are measured.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Connections of an attack.
 const CONNECTIONS: usize = 8;
@@ -70,14 +71,16 @@ const ATTACKS: [(Attack, &str); 6] = [
 pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
     let machine = Machine::new();
     let probes = asked.size(100, 500);
-    let rollout = conversation(1, 1, Size { calls: probes, prompt: 900, generation: 100 });
+    let calls = probes * 2 * (asked.rounds + 1);
+    let rollout = conversation(1, 1, Size { calls, prompt: 900, generation: 100 });
     for (attack, name) in ATTACKS {
         let service = machine.service_with_memory(Clock::machine(), MEMORY_BUDGET_BYTES);
         let address = service.grpc_address.to_string();
         let attackers = machine.bare.handle();
         let measured = |round: usize, attack: Option<Attack>| {
             let attack = attack.map(|attack| (attackers, attack));
-            machine.client.block_on(measure(&address, &rollout, round, attack))
+            let calls = &rollout.calls[round * probes..][..probes];
+            machine.client.block_on(measure(&address, (&rollout, calls), round, attack))
         };
         let both = |round: usize| (measured(2 * round, Some(attack)), measured(2 * round + 1, None));
         let rounds: Vec<_> = (0..=asked.rounds).map(both).skip(1).collect();
@@ -98,41 +101,50 @@ pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
 }
 
 /// How long each answer took.
-async fn measure(address: &str, rollout: &Rollout, round: usize, attack: Option<(&Handle, Attack)>) -> Vec<Duration> {
+async fn measure(
+    address: &str,
+    (rollout, calls): (&Rollout, &[Call]),
+    round: usize,
+    attack: Option<(&Handle, Attack)>,
+) -> Vec<Duration> {
     let (requests, line) = mpsc::channel(1);
     let mut harness = client::harness(connect(address).await);
     let responses = harness.report(ReceiverStream::new(line)).await.expect("a stream of reports");
     let mut responses = responses.into_inner();
-    let name = format!("probe-{round}");
-    let mut ask = async |request_seq: usize, event: Event| {
+    let mut ask = async |request_seq: u64, event: Event| {
         let sent = Instant::now();
-        let request = request(RUN, &name, request_seq as u64, event);
+        let request = request(RUN, "probe", request_seq, event);
         requests.send(request).await.expect("the stream is open");
-        responses.message().await.expect("the stream goes on").expect("an answer");
-        sent.elapsed()
+        let answer = responses.message().await.expect("the stream goes on").expect("an answer");
+        let took = sent.elapsed();
+        assert!(matches!(&answer.response, Some(Reported::Answer(answer)) if answer.refusal.is_none()), "{answer:?}");
+        took
     };
-    ask(0, Event::Open(v1::Open::default())).await;
+    // The oldest rollout of all: it is taken when memory is full.
+    ask(0, heartbeat()).await;
     let attackers = match attack {
         // On threads of their own: what they do to themselves is not what they do to others.
         Some((threads, attack)) => {
             let address = address.to_owned();
-            threads.spawn(async move { begin(attack, &address, round).await }).await.expect("it begins")
+            let attackers = threads.spawn(async move { begin(attack, &address, round).await }).await;
+            // Those that wait, not their coming.
+            tokio::time::sleep(SETTLE).await;
+            attackers.expect("it begins")
         }
         None => JoinSet::new(),
     };
     let mut every = interval(PROBE_TICK);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut took = Vec::new();
-    for (at, one) in rollout.calls.iter().enumerate() {
+    for one in calls {
         every.tick().await;
-        took.push(ask(at + 1, Event::Call(call(rollout, one, Form::Delta))).await);
+        took.push(ask(one.sequence, Event::Call(call(rollout, one, Form::Delta))).await);
     }
     if attack.is_some() {
         drop(attackers);
         // What the attackers had sent already is not part of the next round.
         tokio::time::sleep(SETTLE).await;
     }
-    ask(0, Event::Discard(v1::Discard { reason: "measured".to_owned(), ..v1::Discard::default() })).await;
     took
 }
 
