@@ -178,7 +178,9 @@ pub(super) fn is_body(header: &BatchHeader, body: &[u8]) -> bool {
     let mut rest = body;
     for ahead in 0..u64::from(header.frames) {
         match FrameView::parse(rest) {
-            Some((frame, after)) if frame.position == header.first_position + ahead && frame.epoch == header.epoch => {
+            Some((frame, after))
+                if frame.position == header.first_position.saturating_add(ahead) && frame.epoch == header.epoch =>
+            {
                 rest = after;
             }
             _ => return false,

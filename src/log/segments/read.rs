@@ -64,11 +64,15 @@ pub(super) fn read_one(shared: &Arc<Shared>, position: Position) -> Result<Store
 
 impl Reader {
     pub(super) fn new(shared: Arc<Shared>, from: Position) -> Result<Self, ReadError> {
-        let first = shared.table.lock().segments.front().map_or(1, |segment| segment.first_position);
-        if from.0 < first {
-            return Err(ReadError::NotKept(from));
-        }
-        Ok(Self { shared, next: from.0, durable_through: 0, at: None, piece_bytes: limits::LOG_BATCH_BYTES })
+        let reader = Self { shared, next: from.0, durable_through: 0, at: None, piece_bytes: limits::LOG_BATCH_BYTES };
+        reader.check_kept()?;
+        Ok(reader)
+    }
+
+    /// Whether the next frame was not let go of.
+    fn check_kept(&self) -> Result<(), ReadError> {
+        let first = self.shared.table.lock().segments.front().map_or(1, |segment| segment.first_position);
+        if self.next < first { Err(ReadError::NotKept(Position(self.next))) } else { Ok(()) }
     }
 
     /// The next frame, if it is durable by now; one that is not may be when it is asked for again. Positions that a
@@ -89,7 +93,8 @@ impl Reader {
         };
         loop {
             if place.offset >= place.batch_end && !self.enter_batch(&mut place)? {
-                return Ok(None);
+                // Nothing follows: what was next was let go of meanwhile, or was given up in a salvage.
+                return self.check_kept().map(|()| None);
             }
             if place.offset < place.batch_end {
                 let frame = self.read_frame(&mut place)?;
@@ -104,6 +109,7 @@ impl Reader {
 
     /// The nearest known place before the next frame.
     fn find(&self) -> Result<Place, ReadError> {
+        self.check_kept()?;
         let found = locate(&self.shared.table.lock().segments, self.next);
         let (number, known) = found.ok_or(ReadError::NotKept(Position(self.next)))?;
         let mut place = self.open(number)?;

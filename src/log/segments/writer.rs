@@ -78,8 +78,10 @@ impl Writer {
         let frames = self.shared.take_batch();
         if !frames.is_empty() {
             let written = self.write(&frames)?;
-            if self.shared.durability() == Durability::Fsync {
+            // Where batches are not synced, one that lets go of segments is: their files go only when that is on disk.
+            if self.shared.durability() == Durability::Fsync || written.oldest != self.stated_oldest {
                 self.sync()?;
+                self.state_oldest(written.oldest);
             }
             self.publish(written, &frames);
         } else if self.shared.table.lock().oldest() != self.stated_oldest {
@@ -113,10 +115,17 @@ impl Writer {
     pub(super) fn mark(&mut self) -> Result<(), SegmentError> {
         let written = self.write(&[])?;
         self.sync()?;
-        self.stated_oldest = written.oldest;
-        self.shared.ask_keeper(|errands| errands.remove_before = errands.remove_before.max(written.oldest));
+        self.state_oldest(written.oldest);
         self.publish(written, &[]);
         Ok(())
+    }
+
+    /// It is on disk that nothing before this segment is wanted.
+    fn state_oldest(&mut self, oldest: u64) {
+        if self.stated_oldest != oldest {
+            self.stated_oldest = oldest;
+            self.shared.ask_keeper(|errands| errands.remove_before = errands.remove_before.max(oldest));
+        }
     }
 
     /// Writes a header without frames for whoever finds what is before it damaged. It is not synced: most often it gets

@@ -143,6 +143,41 @@ fn whole_segments_before_a_position_are_let_go_of() {
 }
 
 #[test]
+fn a_reader_that_is_overtaken_is_told() {
+    let storage = FaultyStorage::new(13);
+    let (log, ..) = open(&storage, options()).unwrap();
+    (1..=100).for_each(|position| append(&log, position, 0, 1000));
+    turn_all(&log);
+    let (mut slow, mut quick) = (log.read(Position(1)).unwrap(), log.read(Position(1)).unwrap());
+    assert!(slow.next_frame().unwrap().is_some());
+    std::iter::from_fn(|| quick.next_frame().unwrap()).for_each(drop);
+    log.truncate_before(Position(90));
+    let read: Result<Vec<_>, _> = std::iter::from_fn(|| slow.next_frame().transpose()).collect();
+    assert!(matches!(read, Err(ReadError::NotKept(_))));
+    append(&log, 101, 0, 10);
+    turn_all(&log);
+    assert_eq!(quick.next_frame().unwrap().map(|frame| frame.position), Some(Position(101)));
+}
+
+#[test]
+fn segments_go_while_the_writer_is_never_idle() {
+    let storage = FaultyStorage::new(14);
+    for durability in [Durability::Fsync, Durability::Os] {
+        let (log, recovered, _) = open(&storage, Options { durability, ..options() }).unwrap();
+        let first = recovered.next_position.0;
+        append(&log, first, 0, 3000);
+        for position in first + 1..first + 200 {
+            // A turn takes what fits into a batch, and that is never all.
+            (0..8).for_each(|ahead| append(&log, first + 1 + (position - first - 1) * 8 + ahead, 0, 3000));
+            log.turn();
+            assert!(log.queued_bytes() > 0);
+            log.truncate_before(Position(durable(&log)));
+        }
+        assert!(log.figures().disk_bytes < 8 * (16 << 10), "{:?}", log.figures());
+    }
+}
+
+#[test]
 fn a_full_disk_leaves_room_for_what_is_essential() {
     let storage = FaultyStorage::new(7);
     let (log, ..) = open(&storage, options()).unwrap();

@@ -8,10 +8,10 @@ use super::super::storage::Directory;
 use super::*;
 
 /// A directory that is gone after the test.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("hedgerow-log-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
@@ -19,7 +19,7 @@ impl Scratch {
         Self(path)
     }
 
-    fn storage(&self) -> Arc<dyn Storage> {
+    pub(super) fn storage(&self) -> Arc<dyn Storage> {
         Arc::new(Directory::new(&self.0).unwrap())
     }
 }
