@@ -200,6 +200,8 @@ pub const LOG_LINGER_US: u64 = 0;
 pub const LOG_FRAME_BYTES_MAX: usize = REQUEST_MESSAGE_BYTES_MAX + (1 << 20);
 /// Frames that are not durable yet; above it callers hold back.
 pub const LOG_QUEUED_BYTES_MAX: u64 = 64 << 20;
+/// Missing segments that a salvage stands in for.
+pub const LOG_SALVAGED_HOLES_MAX: usize = 4096;
 /// One place is known in memory for so many bytes of the log.
 pub const LOG_INDEX_STRIDE_BYTES: u32 = 64 << 10;
 

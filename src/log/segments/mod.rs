@@ -17,8 +17,8 @@
 //! is synced only with what follows, or by [`SegmentLog::close`]. So these cannot be told apart, and are cut as torn:
 //! damage to the last answered batch when the machine stopped before the header behind it came to the disk, or that
 //! header is damaged as well; and, with [`Durability::Os`], damage in what was written since the last sync. That the
-//! newest segments are gone altogether, with all spares, cannot be noticed either. The oldest ones, and those between,
-//! are missed.
+//! newest segments are gone altogether, with all spares, cannot be noticed either; any others are missed. On purpose,
+//! with [`Options::salvage`], whole batches that are damaged are given up for good, and it is told which.
 //!
 //! **What never comes back.** Everything behind a cut is overwritten with zeros, durably, before a position is given
 //! anew, and each opening raises the epoch, which no batch may fall behind. Segments are never used twice.
@@ -241,8 +241,8 @@ impl SegmentLog {
         })
     }
 
-    /// Writes everything, syncs it, and leaves a durable header that says so. Nothing that is appended after it is
-    /// written.
+    /// Writes everything, syncs it, and leaves a durable header that says so; waits for the disk, as dropping the log
+    /// does. Nothing that is appended after it is written.
     ///
     /// # Errors
     /// If the log has failed.

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use crate::limits;
 use crate::log::Position;
 
 use super::error::{Corruption, OpenError, SegmentError};
@@ -50,13 +51,26 @@ pub(super) fn open<E>(
     if files.is_empty() {
         files.push(begin(&*storage, &options)?);
     }
-    let (unwanted, files) = unbroken_run(&*storage, files, &options)?;
+    let filled = if options.salvage { fill_holes(&*storage, &mut files, &options)? } else { Vec::new() };
+    let (unwanted, files) = last_run(files);
     progress.begin(files.iter().map(|file| file.bytes).sum());
     let log_id = check_headers(&*storage, &files, options.salvage)?;
     let mut scan = Scan::new(&*storage, files, log_id, options.salvage, progress);
-    let ahead = scan.run(visit)?;
+    let scanned = scan.run(visit);
     let Scan { cursor, files, mut segments, mut dropped, unproven, .. } = scan;
+    if let (None, Err(_), Some(before)) = (cursor.position, &scanned, unwanted.last()) {
+        // Behind the hole there is nothing to read: what is missing is the newest segment.
+        return Err(missing(before.number + 1, &files).into());
+    }
+    let ahead = scanned?;
     check_beginning(&files, &cursor, options.salvage, &mut dropped)?;
+    let end = files.get(cursor.index).map_or(0, |file| file.number);
+    dropped.extend(filled.into_iter().filter(|number| *number > end).map(|number| Dropped {
+        file: segment_name(number),
+        offset_bytes: 0,
+        from: cursor.position.map(Position),
+        to_exclusive: None,
+    }));
     let cut = blank_behind(&*storage, &files, &cursor, &ahead)?;
     rewrite(&*storage, unproven)?;
     let leaving = unwanted.iter().chain(&files).filter(|file| file.number < cursor.oldest_segment);
@@ -111,26 +125,40 @@ fn begin(storage: &dyn Storage, options: &Options) -> Result<Found, SegmentError
     Ok(Found { number: 1, bytes })
 }
 
-/// The files after the last hole in their numbers, and those before it, which a crash may have left of those that were
-/// removed. In a salvage holes are filled instead.
-fn unbroken_run(
-    storage: &dyn Storage,
-    mut files: Vec<Found>,
-    options: &Options,
-) -> Result<(Vec<Found>, Vec<Found>), SegmentError> {
-    let hole = |files: &[Found]| files.windows(2).rposition(|pair| matches!(pair, [a, b] if a.number + 1 < b.number));
-    if options.salvage {
-        while let Some(before) = hole(&files) {
-            let log_id = headers(storage, &files)?.into_iter().flatten().map(|header| header.log_id).next();
-            let number = files.get(before).map_or(0, |file| file.number) + 1;
-            let made = make_segment(storage, log_id.unwrap_or(options.new_log_id), number, STAND_IN_BYTES)?;
-            made.ok_or(SegmentError::Full { bytes: STAND_IN_BYTES })?;
-            files.insert(before + 1, Found { number, bytes: STAND_IN_BYTES });
-        }
-    }
-    let run = hole(&files).map_or(0, |before| before + 1);
+/// The files before the last hole in their numbers, which a crash may have left of those that were removed, and those
+/// after it.
+fn last_run(mut files: Vec<Found>) -> (Vec<Found>, Vec<Found>) {
+    let run = last_hole(&files).map_or(0, |before| before + 1);
     let after = files.split_off(run);
-    Ok((files, after))
+    (files, after)
+}
+
+/// Which file stands before the last hole.
+fn last_hole(files: &[Found]) -> Option<usize> {
+    files.windows(2).rposition(|pair| matches!(pair, [before, after] if before.number + 1 < after.number))
+}
+
+/// Makes segments without frames where there are holes; their numbers.
+fn fill_holes(storage: &dyn Storage, files: &mut Vec<Found>, options: &Options) -> Result<Vec<u64>, SegmentError> {
+    let mut filled = Vec::new();
+    while let Some(before) = last_hole(files) {
+        let number = files.get(before).map_or(0, |file| file.number) + 1;
+        if filled.len() >= limits::LOG_SALVAGED_HOLES_MAX {
+            return Err(missing(number, files.get(before + 1..).unwrap_or_default()));
+        }
+        let log_id = headers(storage, files)?.into_iter().flatten().map(|header| header.log_id).next();
+        let made = make_segment(storage, log_id.unwrap_or(options.new_log_id), number, STAND_IN_BYTES)?;
+        made.ok_or(SegmentError::Full { bytes: STAND_IN_BYTES })?;
+        files.insert(before + 1, Found { number, bytes: STAND_IN_BYTES });
+        filled.push(number);
+    }
+    Ok(filled)
+}
+
+/// The segments from this number up to the first of these files are not there.
+fn missing(from: u64, files: &[Found]) -> SegmentError {
+    let first = files.first().map_or(from, |file| file.number);
+    SegmentError::Missing { first: segment_name(from), last: segment_name(first.saturating_sub(1)) }
 }
 
 fn headers(storage: &dyn Storage, files: &[Found]) -> Result<Vec<Option<SegmentHeader>>, SegmentError> {
@@ -182,10 +210,10 @@ fn check_beginning(
     if first <= cursor.oldest_segment {
         return Ok(());
     }
-    let (from, to) = (segment_name(cursor.oldest_segment), segment_name(first - 1));
     if !salvage {
-        return Err(SegmentError::Missing { first: from, last: to });
+        return Err(missing(cursor.oldest_segment, files));
     }
+    let from = segment_name(cursor.oldest_segment);
     dropped.insert(0, Dropped { file: from, offset_bytes: 0, from: None, to_exclusive: None });
     Ok(())
 }

@@ -65,6 +65,8 @@ impl Options {
     pub(super) fn within_limits(mut self) -> Self {
         let bytes = self.segment_bytes.clamp(limits::LOG_SEGMENT_BYTES_MIN, limits::LOG_SEGMENT_BYTES_MAX);
         self.segment_bytes = bytes - bytes % format::SEGMENT_HEADER_BYTES;
+        // None stands for a log without an id that can be read.
+        self.new_log_id = self.new_log_id.max(1);
         // Only a single frame may be too large for a segment, never a batch of several.
         let fits = self.segment_bytes - format::SEGMENT_HEADER_BYTES - format::BATCH_HEADER_BYTES as u64;
         self.batch_bytes =

@@ -26,6 +26,8 @@ pub(super) struct Writer {
     last_place: Option<u32>,
     /// The newest header says that everything up to there is durable.
     stated_durable: u64,
+    /// There was a header that says so, or no room for one.
+    hinted_durable: u64,
     /// The same of the newest header that is durable itself.
     stated_durably: u64,
     /// The newest durable header says that nothing before this segment is wanted.
@@ -50,6 +52,7 @@ impl Writer {
             next_position,
             last_place,
             stated_durable: 0,
+            hinted_durable: 0,
             stated_durably: 0,
             stated_oldest: 0,
             buffer: Vec::new(),
@@ -86,7 +89,7 @@ impl Writer {
             self.publish(written, &frames);
         } else if self.shared.table.lock().oldest() != self.stated_oldest {
             self.mark()?;
-        } else if self.stated_durable < self.synced_through() {
+        } else if self.hinted_durable < self.synced_through() {
             self.hint()?;
         } else {
             return Ok(false);
@@ -132,7 +135,7 @@ impl Writer {
     /// to the disk, and where it does not nothing is lost.
     fn hint(&mut self) -> Result<(), SegmentError> {
         if self.offset + BATCH_HEADER_BYTES as u64 > self.active.bytes {
-            self.stated_durable = self.synced_through();
+            self.hinted_durable = self.synced_through();
             return Ok(());
         }
         self.write(&[]).map(drop)
@@ -171,6 +174,7 @@ impl Writer {
         self.offset = header.end(self.offset);
         self.next_position = header.next_position();
         self.stated_durable = header.durable_through;
+        self.hinted_durable = header.durable_through;
         self.last_place = places.last_offset();
         Ok(Written { places: places.kept, oldest: header.oldest_segment })
     }

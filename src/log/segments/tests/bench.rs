@@ -17,6 +17,78 @@ fn options() -> Options {
     Options::new(1)
 }
 
+/// A directory that notes how long each sync of a file takes, so that a latency can be held against the disk of that very time.
+struct Timed {
+    directory: Directory,
+    syncs: Arc<Mutex<Vec<Duration>>>,
+}
+
+struct TimedFile {
+    file: Arc<dyn File>,
+    syncs: Arc<Mutex<Vec<Duration>>>,
+}
+
+impl Storage for Timed {
+    fn place(&self) -> String {
+        self.directory.place()
+    }
+
+    fn lock(&self) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.directory.lock()
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.directory.list()
+    }
+
+    fn create(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn File>> {
+        let file = self.directory.create(name, bytes)?;
+        Ok(Arc::new(TimedFile { file, syncs: Arc::clone(&self.syncs) }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let file = self.directory.open(name)?;
+        Ok(Arc::new(TimedFile { file, syncs: Arc::clone(&self.syncs) }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.directory.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.directory.remove(name)
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        self.directory.sync_directory()
+    }
+}
+
+impl File for TimedFile {
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(into, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_at(bytes, offset)
+    }
+
+    fn grow(&self, bytes: u64) -> io::Result<()> {
+        self.file.grow(bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let begun = Instant::now();
+        let done = self.file.sync();
+        self.syncs.lock().push(begun.elapsed());
+        done
+    }
+}
+
 /// Writes and syncs pieces of this size into allocated segments, as the least that any log does; the times of each.
 fn bare(storage: &Directory, piece_bytes: usize, total_bytes: usize) -> Vec<Duration> {
     let piece = vec![7_u8; piece_bytes];
@@ -155,10 +227,14 @@ fn latency_at_a_pace() {
         for linger_us in [0, 200, 500, 1000, 2000] {
             let scratch = Scratch::new();
             let linger = Duration::from_micros(linger_us);
+            let syncs = Arc::default();
+            let timed = Timed { directory: Directory::new(&scratch.0).unwrap(), syncs: Arc::clone(&syncs) };
             let take = |_, _, _: &[u8]| Ok::<_, Infallible>(());
             let options = Options { linger, ..options() };
-            let (log, _) = SegmentLog::open(scratch.storage(), options, &Progress::default(), take).unwrap();
-            show(&format!("engine, 4 KiB at 20 MB/s, {linger_us} us of linger"), paced(&log, 4096, 50_000));
+            let (log, _) = SegmentLog::open(Arc::new(timed), options, &Progress::default(), take).unwrap();
+            show(&format!("engine, 4 KiB at 20 MB/s, {linger_us} us of linger"), paced(&log, 4096, 30_000));
+            drop(log);
+            show("    its syncs", std::mem::take(&mut *syncs.lock()));
         }
     }
 }

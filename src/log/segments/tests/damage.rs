@@ -180,6 +180,29 @@ fn a_flip_in_the_last_batch_is_seen_thanks_to_the_head_behind_it() {
 }
 
 #[test]
+fn a_closed_log_proves_its_last_batch_however_full_its_segment_is() {
+    // The whole segment, without its head, the head of the epoch, and those of the batch and of its frame.
+    let largest = (16 << 10) - 4096 - 64 - 64 - 24;
+    for bytes in largest - 160..=largest {
+        let storage = FaultyStorage::new(1);
+        let (log, ..) = open(&storage, options()).unwrap();
+        append(&log, 1, 0, bytes);
+        turn_all(&log);
+        log.close().unwrap();
+        drop(log);
+        assert_eq!(open(&storage, options()).unwrap().1.cut, None);
+        let mut damaged = storage.bytes(&segment_name(1)).unwrap();
+        damaged[5000] ^= 1;
+        storage.put(&segment_name(1), &damaged);
+        let error = refusal(open(&storage, options()));
+        assert!(
+            matches!(&error, SegmentError::Corrupt(corruption) if corruption.position == Some(Position(1))),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_salvage_passes_over_damage_once_and_for_all() {
     let sample = sample(60, true);
     for file in 0..sample.written().0 {
@@ -228,6 +251,22 @@ fn a_missing_segment_is_missed() {
         let (_, recovered, again) = open(&storage, options()).unwrap();
         assert_eq!((again.len(), recovered.dropped.len()), (shown.len(), 0));
     }
+}
+
+#[test]
+fn the_newest_segment_is_missed_thanks_to_the_spares_behind_it() {
+    let sample = sample(80, true);
+    let (written, _) = sample.written();
+    let name = &sample.files[written - 1].0;
+    let storage = sample.storage();
+    storage.take(name);
+    let error = refusal(open(&storage, options()));
+    assert!(matches!(&error, SegmentError::Missing { first, last } if first == name && last == name), "{error}");
+    let (_, recovered, shown) = open(&storage, Options { salvage: true, ..options() }).unwrap();
+    let next = shown.len() as u64 + 1;
+    let [dropped] = recovered.dropped.as_slice() else { panic!("{recovered:?}") };
+    assert_eq!((&dropped.file, dropped.from, dropped.to_exclusive), (name, Some(Position(next)), None));
+    assert_eq!(positions(&open(&storage, options()).unwrap().2), (1..next).collect::<Vec<_>>());
 }
 
 #[test]
