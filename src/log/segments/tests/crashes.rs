@@ -29,7 +29,7 @@ fn history(world: &mut World, strike: Option<(u64, Fault)>) -> bool {
 
 #[test]
 fn nothing_answered_is_lost_wherever_a_fault_strikes() {
-    for seed in 0..seeds(8) {
+    for seed in 0..seeds(12) {
         let mut whole = World::new(seed, options());
         history(&mut whole, None);
         let operations = whole.storage.operations();

@@ -191,7 +191,7 @@ impl Drop for Named {
 
 #[test]
 fn a_log_keeps_what_it_must_whatever_happens() {
-    for seed in 0..seeds(800) {
+    for seed in 0..seeds(1200) {
         let _named = Named(format!("seed {seed}"));
         run(seed, Durability::Fsync);
     }
@@ -199,7 +199,7 @@ fn a_log_keeps_what_it_must_whatever_happens() {
 
 #[test]
 fn a_log_without_sync_keeps_what_it_must_when_its_process_ends() {
-    for seed in 0..seeds(300) {
+    for seed in 0..seeds(500) {
         let _named = Named(format!("seed {seed}"));
         run(seed, Durability::Os);
     }
