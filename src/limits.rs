@@ -203,6 +203,31 @@ pub const HTTP2_HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
 /// HTTP/2 frame.
 pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;
 
+/// Size of a segment of the log, unless the configuration says otherwise.
+pub const LOG_SEGMENT_BYTES: u64 = 64 << 20;
+/// The smallest segment that may be set.
+pub const LOG_SEGMENT_BYTES_MIN: u64 = 8 << 10;
+/// The largest segment that may be set. Offsets in a segment are kept as u32.
+pub const LOG_SEGMENT_BYTES_MAX: u64 = 1 << 30;
+/// Segments that are allocated before they are needed.
+pub const LOG_SPARE_SEGMENTS: usize = 2;
+/// What all files of the log may take, unless the configuration says otherwise.
+pub const LOG_BUDGET_BYTES: u64 = 64 << 30;
+/// How often it is tried to make a spare where there was no room for one.
+pub const LOG_SPARE_RETRY_MS: u64 = 1000;
+/// A batch of the log takes no more frames beyond this; a larger frame is a batch of its own.
+pub const LOG_BATCH_BYTES: usize = 1 << 20;
+/// How long the first frame of a batch waits for others while nothing is being written.
+pub const LOG_LINGER_US: u64 = 0;
+/// Largest payload of a frame of the log: a message, and what a record adds to it.
+pub const LOG_FRAME_BYTES_MAX: usize = REQUEST_MESSAGE_BYTES_MAX + (1 << 20);
+/// Frames that are not durable yet; above it callers hold back.
+pub const LOG_QUEUED_BYTES_MAX: u64 = 64 << 20;
+/// Missing segments that a salvage stands in for.
+pub const LOG_SALVAGED_HOLES_MAX: usize = 4096;
+/// One place is known in memory for so many bytes of the log.
+pub const LOG_INDEX_STRIDE_BYTES: u32 = 64 << 10;
+
 /// Distinct runs, policies and consumer groups that metrics name; those after them are `other`.
 pub const METRIC_LABEL_VALUES_MAX: usize = 32;
 /// HTTP connections served at once; the next ones wait to be taken.
@@ -228,6 +253,15 @@ const _: () = assert!(PAGE_ENTRIES_DEFAULT <= PAGE_ENTRIES_MAX);
 const _: () = assert!(PAGE_BYTES_MAX + TAGS_MAX * (IDENTIFIER_BYTES_MAX + TEXT_BYTES_MAX) < 2 << 20);
 // Lengths of sequences are kept as u32.
 const _: () = assert!(CALL_TOKENS_MAX < u32::MAX as usize);
+
+// Any frame has room in the largest segment, and its place in a segment of its own size is a u32.
+const _: () =
+    assert!((LOG_FRAME_BYTES_MAX as u64) < LOG_SEGMENT_BYTES_MAX && LOG_SEGMENT_BYTES_MAX < u32::MAX as u64 / 2);
+const _: () = assert!(LOG_SEGMENT_BYTES_MIN <= LOG_SEGMENT_BYTES && LOG_SEGMENT_BYTES <= LOG_SEGMENT_BYTES_MAX);
+// A full queue, and a reserve of one segment for what is essential, fit into the spares.
+const _: () = assert!(LOG_QUEUED_BYTES_MAX + LOG_SEGMENT_BYTES <= LOG_SPARE_SEGMENTS as u64 * LOG_SEGMENT_BYTES);
+// The active segment, the spares, and as much again, fit into the budget.
+const _: () = assert!(2 * (1 + LOG_SPARE_SEGMENTS as u64) * LOG_SEGMENT_BYTES <= LOG_BUDGET_BYTES);
 
 // New groups are refused before calls, and members of known ones before the first half of the reserve is used.
 const _: () = assert!(MEMORY_OPENS_PERCENT < 100 && 100 < MEMORY_AWAITED_OPENS_PERCENT);

@@ -15,7 +15,7 @@ need() { # need COMMAND PACKAGE: installs a Debian package if the command is mis
 }
 
 command -v cargo >/dev/null 2>&1 || {
-  echo "tests/run.sh: cargo is missing; install Rust 1.88 or newer" >&2
+  echo "tests/run.sh: cargo is missing; install Rust 1.89 or newer" >&2
   exit 1
 }
 need cc gcc # the allocator is C

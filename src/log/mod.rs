@@ -8,6 +8,7 @@
 
 pub mod journal;
 pub mod memory;
+pub mod segments;
 
 use std::sync::Arc;
 
