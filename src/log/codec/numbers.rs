@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use bytemuck::{NoUninit, Pod};
+use bytemuck::Pod;
 use bytes::{Buf, BufMut};
 use prost::encoding::{DecodeContext, WireType};
 use prost::{DecodeError, Message, encoding};
@@ -52,10 +52,7 @@ impl<'a, T: Pod> Numbers<'a, T> {
         numbers.map_or(Ok(Vec::new()), |numbers| numbers.into_values(field))
     }
 
-    fn bytes(&self) -> &[u8]
-    where
-        T: NoUninit,
-    {
+    fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.values)
     }
 }
