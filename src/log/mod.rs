@@ -6,6 +6,7 @@
 //!
 //! Owns: the order of records. Never does: know what a record means.
 
+pub mod codec;
 pub mod journal;
 pub mod memory;
 pub mod segments;

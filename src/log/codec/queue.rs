@@ -1,0 +1,147 @@
+//! The records of consumer groups and their units.
+
+use prost::Message;
+
+use crate::ids::{ConsumerGroupId, RunId};
+use crate::log::Record;
+use crate::queue::{DropReason, GroupDefinition, UnitId};
+
+use super::Fault;
+use super::codes::{Coded, coded};
+use super::fields::{identifier, present};
+
+#[derive(Message)]
+pub(super) struct ConsumerGroupMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(string, tag = "2")]
+    consumer_group: String,
+    #[prost(message, optional, tag = "3")]
+    definition: Option<GroupDefinitionMessage>,
+    #[prost(bool, tag = "4")]
+    from_earliest: bool,
+}
+
+#[derive(Message)]
+struct GroupDefinitionMessage {
+    #[prost(string, optional, tag = "1")]
+    policy: Option<String>,
+    #[prost(uint32, tag = "2")]
+    unit: u32,
+    #[prost(uint32, optional, tag = "3")]
+    max_row_tokens: Option<u32>,
+    #[prost(bool, tag = "4")]
+    ephemeral: bool,
+    #[prost(uint32, tag = "5")]
+    max_deliveries: u32,
+}
+
+#[derive(Message)]
+pub(super) struct AcknowledgedMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(string, tag = "2")]
+    consumer_group: String,
+    #[prost(string, repeated, tag = "3")]
+    units: Vec<String>,
+}
+
+#[derive(Message)]
+pub(super) struct UnitDroppedMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(string, tag = "2")]
+    consumer_group: String,
+    #[prost(string, tag = "3")]
+    unit: String,
+    #[prost(uint32, tag = "4")]
+    reason: u32,
+}
+
+#[derive(Message)]
+pub(super) struct UnitReleasedMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(string, tag = "2")]
+    consumer_group: String,
+    #[prost(string, tag = "3")]
+    unit: String,
+}
+
+impl ConsumerGroupMessage {
+    pub(super) fn of(run: &RunId, group: &ConsumerGroupId, definition: &GroupDefinition, from_earliest: bool) -> Self {
+        let GroupDefinition { policy, unit, max_row_tokens, ephemeral, max_deliveries } = definition;
+        Self {
+            run: run.to_string(),
+            consumer_group: group.to_string(),
+            definition: Some(GroupDefinitionMessage {
+                policy: policy.clone(),
+                unit: unit.code(),
+                max_row_tokens: *max_row_tokens,
+                ephemeral: *ephemeral,
+                max_deliveries: *max_deliveries,
+            }),
+            from_earliest,
+        }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        let definition = present("definition", self.definition)?;
+        Ok(Record::ConsumerGroup {
+            run: identifier("run", &self.run, RunId::parse)?,
+            consumer_group: identifier("consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
+            definition: GroupDefinition {
+                policy: definition.policy,
+                unit: coded("definition.unit", definition.unit)?,
+                max_row_tokens: definition.max_row_tokens,
+                ephemeral: definition.ephemeral,
+                max_deliveries: definition.max_deliveries,
+            },
+            from_earliest: self.from_earliest,
+        })
+    }
+}
+
+impl AcknowledgedMessage {
+    pub(super) fn of(run: &RunId, group: &ConsumerGroupId, units: &[UnitId]) -> Self {
+        let units = units.iter().map(UnitId::to_string).collect();
+        Self { run: run.to_string(), consumer_group: group.to_string(), units }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        Ok(Record::Acknowledged {
+            run: identifier("run", &self.run, RunId::parse)?,
+            consumer_group: identifier("consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
+            units: self.units.into_iter().map(UnitId::new).collect(),
+        })
+    }
+}
+
+impl UnitDroppedMessage {
+    pub(super) fn of(run: &RunId, group: &ConsumerGroupId, unit: &UnitId, reason: DropReason) -> Self {
+        Self { run: run.to_string(), consumer_group: group.to_string(), unit: unit.to_string(), reason: reason.code() }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        Ok(Record::UnitDropped {
+            run: identifier("run", &self.run, RunId::parse)?,
+            consumer_group: identifier("consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
+            unit: UnitId::new(self.unit),
+            reason: coded("reason", self.reason)?,
+        })
+    }
+}
+
+impl UnitReleasedMessage {
+    pub(super) fn of(run: &RunId, group: &ConsumerGroupId, unit: &UnitId) -> Self {
+        Self { run: run.to_string(), consumer_group: group.to_string(), unit: unit.to_string() }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        Ok(Record::UnitReleased {
+            run: identifier("run", &self.run, RunId::parse)?,
+            consumer_group: identifier("consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
+            unit: UnitId::new(self.unit),
+        })
+    }
+}

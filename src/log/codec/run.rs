@@ -1,0 +1,199 @@
+//! The record of a run, with all its settings.
+
+use std::sync::Arc;
+
+use prost::Message;
+
+use crate::ids::{ConsumerGroupId, Name, RunId};
+use crate::log::Record;
+use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings};
+use crate::rollout::settings::RolloutSettings;
+
+use super::Fault;
+use super::codes::{Coded, coded};
+use super::fields::{identifier, identifiers, optional_identifier, present, texts};
+
+#[derive(Message)]
+pub(super) struct RunMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(uint64, tag = "2")]
+    settings_version: u64,
+    #[prost(message, optional, tag = "3")]
+    settings: Option<RunSettingsMessage>,
+}
+
+#[derive(Message)]
+struct RunSettingsMessage {
+    #[prost(message, optional, tag = "1")]
+    rollout: Option<RolloutSettingsMessage>,
+    #[prost(uint32, tag = "2")]
+    max_deliveries: u32,
+    #[prost(uint64, tag = "3")]
+    lease_ms: u64,
+    #[prost(uint64, tag = "4")]
+    tombstone_retention_ms: u64,
+    #[prost(message, repeated, tag = "5")]
+    consumer_groups: Vec<ConsumerGroupSettingsMessage>,
+}
+
+#[derive(Message)]
+struct ConsumerGroupSettingsMessage {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, optional, tag = "2")]
+    policy: Option<String>,
+    #[prost(uint32, tag = "3")]
+    unit: u32,
+    #[prost(uint32, optional, tag = "4")]
+    max_row_tokens: Option<u32>,
+    #[prost(uint32, tag = "5")]
+    start: u32,
+}
+
+#[derive(Message)]
+struct RolloutSettingsMessage {
+    #[prost(string, repeated, tag = "1")]
+    trained_policies: Vec<String>,
+    #[prost(string, tag = "2")]
+    default_policy: String,
+    #[prost(uint32, tag = "3")]
+    shared_call_owner: u32,
+    #[prost(uint32, tag = "4")]
+    broken_link: u32,
+    #[prost(uint32, tag = "5")]
+    agents_without_list: u32,
+    #[prost(uint32, tag = "6")]
+    missing_call: u32,
+    #[prost(bool, tag = "7")]
+    require_logprobs: bool,
+    #[prost(uint32, tag = "8")]
+    nonfinite_logprobs: u32,
+    #[prost(uint32, optional, tag = "9")]
+    vocabulary_limit: Option<u32>,
+    #[prost(uint64, tag = "10")]
+    idle_timeout_ms: u64,
+    #[prost(uint64, tag = "11")]
+    missing_call_timeout_ms: u64,
+    #[prost(uint64, tag = "12")]
+    missing_parent_timeout_ms: u64,
+}
+
+impl RunMessage {
+    pub(super) fn of(run: &RunId, settings_version: u64, settings: &RunSettings) -> Self {
+        Self { run: run.to_string(), settings_version, settings: Some(RunSettingsMessage::of(settings)) }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        Ok(Record::Run {
+            run: identifier("run", &self.run, RunId::parse)?,
+            settings_version: self.settings_version,
+            settings: Arc::new(present("settings", self.settings)?.into_settings()?),
+        })
+    }
+}
+
+impl RunSettingsMessage {
+    fn of(settings: &RunSettings) -> Self {
+        let RunSettings { rollout, max_deliveries, lease_ms, tombstone_retention_ms, consumer_groups } = settings;
+        Self {
+            rollout: Some(RolloutSettingsMessage::of(rollout)),
+            max_deliveries: *max_deliveries,
+            lease_ms: *lease_ms,
+            tombstone_retention_ms: *tombstone_retention_ms,
+            consumer_groups: consumer_groups
+                .iter()
+                .map(|(name, settings)| ConsumerGroupSettingsMessage::of(name, settings))
+                .collect(),
+        }
+    }
+
+    fn into_settings(self) -> Result<RunSettings, Fault> {
+        Ok(RunSettings {
+            rollout: Arc::new(present("settings.rollout", self.rollout)?.into_settings()?),
+            max_deliveries: self.max_deliveries,
+            lease_ms: self.lease_ms,
+            tombstone_retention_ms: self.tombstone_retention_ms,
+            consumer_groups: self
+                .consumer_groups
+                .into_iter()
+                .map(ConsumerGroupSettingsMessage::into_settings)
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl ConsumerGroupSettingsMessage {
+    fn of(name: &ConsumerGroupId, settings: &ConsumerGroupSettings) -> Self {
+        let ConsumerGroupSettings { policy, unit, max_row_tokens, start } = settings;
+        Self {
+            name: name.to_string(),
+            policy: policy.as_ref().map(Name::to_string),
+            unit: unit.code(),
+            max_row_tokens: *max_row_tokens,
+            start: start.code(),
+        }
+    }
+
+    fn into_settings(self) -> Result<(ConsumerGroupId, ConsumerGroupSettings), Fault> {
+        let name = identifier("settings.consumer_groups.name", &self.name, ConsumerGroupId::parse)?;
+        let policy = optional_identifier("settings.consumer_groups.policy", self.policy.as_deref(), Name::parse)?;
+        let settings = ConsumerGroupSettings {
+            policy,
+            unit: coded("settings.consumer_groups.unit", self.unit)?,
+            max_row_tokens: self.max_row_tokens,
+            start: coded("settings.consumer_groups.start", self.start)?,
+        };
+        Ok((name, settings))
+    }
+}
+
+impl RolloutSettingsMessage {
+    fn of(settings: &RolloutSettings) -> Self {
+        let RolloutSettings {
+            trained_policies,
+            default_policy,
+            shared_call_owner,
+            broken_link,
+            agents_without_list,
+            missing_call,
+            require_logprobs,
+            nonfinite_logprobs,
+            vocabulary_limit,
+            idle_timeout_ms,
+            missing_call_timeout_ms,
+            missing_parent_timeout_ms,
+        } = settings;
+        Self {
+            trained_policies: texts(trained_policies),
+            default_policy: default_policy.to_string(),
+            shared_call_owner: shared_call_owner.code(),
+            broken_link: broken_link.code(),
+            agents_without_list: agents_without_list.code(),
+            missing_call: missing_call.code(),
+            require_logprobs: *require_logprobs,
+            nonfinite_logprobs: nonfinite_logprobs.code(),
+            vocabulary_limit: *vocabulary_limit,
+            idle_timeout_ms: *idle_timeout_ms,
+            missing_call_timeout_ms: *missing_call_timeout_ms,
+            missing_parent_timeout_ms: *missing_parent_timeout_ms,
+        }
+    }
+
+    fn into_settings(self) -> Result<RolloutSettings, Fault> {
+        Ok(RolloutSettings {
+            trained_policies: identifiers("settings.rollout.trained_policies", &self.trained_policies, Name::parse)?,
+            default_policy: identifier("settings.rollout.default_policy", &self.default_policy, Name::parse)?,
+            shared_call_owner: coded("settings.rollout.shared_call_owner", self.shared_call_owner)?,
+            broken_link: coded("settings.rollout.broken_link", self.broken_link)?,
+            agents_without_list: coded("settings.rollout.agents_without_list", self.agents_without_list)?,
+            missing_call: coded("settings.rollout.missing_call", self.missing_call)?,
+            require_logprobs: self.require_logprobs,
+            nonfinite_logprobs: coded("settings.rollout.nonfinite_logprobs", self.nonfinite_logprobs)?,
+            vocabulary_limit: self.vocabulary_limit,
+            idle_timeout_ms: self.idle_timeout_ms,
+            missing_call_timeout_ms: self.missing_call_timeout_ms,
+            missing_parent_timeout_ms: self.missing_parent_timeout_ms,
+        })
+    }
+}

@@ -1,0 +1,244 @@
+//! One record of each kind and form, written down.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::forest::CallRecord;
+use crate::forest::call::{CallFacts, Delta, Link, RecordedPrompt, VersionSpan};
+use crate::forest::digest::Digest;
+use crate::forest::plan::SharedCallOwner;
+use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, RunId};
+use crate::log::Record;
+use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind};
+use crate::rollout::event::{
+    AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
+    Seal,
+};
+use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
+use crate::rollout::settings::{
+    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings,
+};
+
+fn run() -> RunId {
+    RunId::parse("run-1").unwrap()
+}
+
+fn call(id: &str) -> CallId {
+    CallId::parse(id).unwrap()
+}
+
+fn agent(id: &str) -> AgentId {
+    AgentId::parse(id).unwrap()
+}
+
+fn trainer() -> ConsumerGroupId {
+    ConsumerGroupId::parse("trainer").unwrap()
+}
+
+fn rollout(record: RolloutRecord) -> Record {
+    Record::Rollout { run: run(), rollout: RolloutId::parse("g7-r3").unwrap(), attempt: 2, record }
+}
+
+/// A call of usual facts, with so many new ids in its prompt and so many generated.
+pub(super) fn call_of(new: u32, generated: usize) -> Record {
+    let generation: Vec<u32> = (0..generated).map(|token| 100_000 + token as u32).collect();
+    let facts = CallFacts {
+        call_id: call("main-17"),
+        agent_id: agent("main"),
+        parent_agent_id: None,
+        sequence: 17,
+        link: Link::Infer,
+        kind: Name::literal("turn"),
+        policy: Name::literal("main"),
+        versions: vec![VersionSpan { start: 0, end: generated as u32, version: 312 }],
+        model: Some(Name::literal("some-model-32b")),
+        logprobs: Some(generation.iter().map(|token| -1.0 / *token as f32).collect()),
+        generation,
+        train: true,
+        finish_reason: Some(Name::literal("stop")),
+        times_unix_ms: (Some(1_790_000_000_000), Some(1_790_000_004_000)),
+    };
+    let prompt = RecordedPrompt::Known { base: Some((call("main-16"), 20_000)), suffix: (0..new).collect() };
+    rollout(RolloutRecord::Call(CallRecord::New(Box::new((facts, prompt)))))
+}
+
+/// Every record and every form of what happens to a rollout, by name.
+pub(super) fn samples() -> Vec<(&'static str, Record)> {
+    let mut samples = of_runs();
+    samples.extend(of_rollouts().into_iter().map(|(name, record)| (name, rollout(record))));
+    samples.extend(of_consumer_groups());
+    samples
+}
+
+fn of_runs() -> Vec<(&'static str, Record)> {
+    let rollout = RolloutSettings {
+        trained_policies: vec![Name::literal("main"), Name::literal("judge")],
+        default_policy: Name::literal("main"),
+        shared_call_owner: SharedCallOwner::FirstLeaf,
+        broken_link: BrokenLinkRule::Discard,
+        agents_without_list: AgentsWithoutListRule::Keep,
+        missing_call: MissingCallRule::Finalise,
+        require_logprobs: true,
+        nonfinite_logprobs: NonfiniteLogprobsRule::Context,
+        vocabulary_limit: Some(151_936),
+        idle_timeout_ms: 21_600_000,
+        missing_call_timeout_ms: 600_000,
+        missing_parent_timeout_ms: 600_001,
+    };
+    let group = ConsumerGroupSettings {
+        policy: Some(Name::literal("main")),
+        unit: Unit::Rollout,
+        max_row_tokens: Some(32_768),
+        start: StartPosition::Latest,
+    };
+    let settings = RunSettings {
+        rollout: Arc::new(rollout),
+        max_deliveries: 5,
+        lease_ms: 3_600_000,
+        tombstone_retention_ms: 259_200_000,
+        consumer_groups: vec![(trainer(), group)],
+    };
+    let (rollout, group) = (RolloutId::parse("g7-r3").unwrap(), GroupId::parse("g7").unwrap());
+    let opened =
+        Record::RolloutOpened { run: run(), rollout, attempt: 2, group: Some(group.clone()), settings_version: 3 };
+    vec![
+        ("run", Record::Run { run: run(), settings_version: 3, settings: Arc::new(settings) }),
+        ("run_deleted", Record::RunDeleted { run: run() }),
+        ("group_size", Record::GroupSize { run: run(), group, size: 8 }),
+        ("rollout_opened", opened),
+    ]
+}
+
+fn new_call() -> CallRecord {
+    let facts = CallFacts {
+        call_id: call("c2"),
+        agent_id: agent("sub"),
+        parent_agent_id: Some(agent("main")),
+        sequence: 2,
+        link: Link::Parent(call("c1")),
+        kind: Name::literal("turn"),
+        policy: Name::literal("main"),
+        versions: vec![VersionSpan { start: 0, end: 2, version: 312 }, VersionSpan { start: 2, end: 3, version: 313 }],
+        model: Some(Name::literal("model")),
+        generation: vec![7, 151_935, u32::MAX],
+        logprobs: Some(vec![-0.25, f32::from_bits(0x7fc0_1234), -0.0]),
+        train: true,
+        finish_reason: Some(Name::literal("stop")),
+        times_unix_ms: (Some(1_790_000_000_000), Some(1_790_000_004_000)),
+    };
+    let prompt = RecordedPrompt::Known { base: Some((call("c1"), 640)), suffix: vec![1, 2] };
+    CallRecord::New(Box::new((facts, prompt)))
+}
+
+fn waiting_call() -> CallRecord {
+    let facts = CallFacts {
+        call_id: call("c3"),
+        agent_id: agent("main"),
+        parent_agent_id: None,
+        sequence: 0,
+        link: Link::Root,
+        kind: Name::literal("probe"),
+        policy: Name::literal("judge"),
+        versions: Vec::new(),
+        model: None,
+        generation: Vec::new(),
+        logprobs: None,
+        train: false,
+        finish_reason: None,
+        times_unix_ms: (None, None),
+    };
+    let digest = Digest(*b"0123456789abcdef");
+    let delta = Delta { base: call("c9"), base_length: 64, digest, suffix: vec![5] };
+    CallRecord::New(Box::new((facts, RecordedPrompt::Waiting(delta))))
+}
+
+fn later_prompt() -> CallRecord {
+    CallRecord::Prompt(call("c3"), RecordedPrompt::Known { base: None, suffix: vec![3, 4, 5] })
+}
+
+fn of_rollouts() -> Vec<(&'static str, RolloutRecord)> {
+    let tags = BTreeMap::from([(Name::literal("task"), "sort a list".to_owned()), (Name::literal("t"), String::new())]);
+    let start = AgentStart {
+        agent_id: agent("sub"),
+        resumption: 1,
+        parent_agent_id: Some(agent("main")),
+        spawning_call_id: Some(call("c1")),
+        origin: Some(AgentOrigin::ForkOf(call("c1"))),
+        profile: Some(Name::literal("explorer")),
+        model: Some(Name::literal("model")),
+    };
+    let end = AgentEnd {
+        agent_id: agent("sub"),
+        resumption: 1,
+        status: AgentStatus::BudgetExhausted,
+        kept: Some(vec![call("c2"), call("c3")]),
+        answers_read: vec![agent("other")],
+    };
+    let kept = BTreeMap::from([(agent("main"), vec![call("c1")]), (agent("sub"), Vec::new())]);
+    let seal = Seal { kept: Some(kept), expected_calls: Some(3) };
+    let components = BTreeMap::from([(Name::literal("format"), -0.0), (Name::literal("tests"), 0.75)]);
+    let reward = Reward { value: 0.5, components };
+    let discard = RolloutRecord::Discard {
+        reason: "the sandbox died".to_owned(),
+        disposition: Disposition::WillRetry,
+        by: DiscardedBy::Harness,
+    };
+    let parent = |prompt| RolloutRecord::ParentAgent { call: call("c2"), parent_agent_id: agent("main"), prompt };
+    vec![
+        ("open", RolloutRecord::Open(Open { group_size: Some(8), tags })),
+        ("group", RolloutRecord::Group(GroupId::parse("g7").unwrap())),
+        ("new_call", RolloutRecord::Call(new_call())),
+        ("waiting_call", RolloutRecord::Call(waiting_call())),
+        ("later_prompt", RolloutRecord::Call(later_prompt())),
+        ("parent_agent", parent(None)),
+        ("parent_agent_with_prompt", parent(Some(later_prompt()))),
+        ("agent_start", RolloutRecord::AgentStart(start)),
+        ("agent_end", RolloutRecord::AgentEnd(end)),
+        ("seal_and_reward", RolloutRecord::Finish(Some(seal), Some(reward))),
+        ("nothing_said_at_the_end", RolloutRecord::Finish(None, None)),
+        ("discard", discard),
+        ("conflict", RolloutRecord::Conflict(call("c2"))),
+        ("decision", RolloutRecord::Decision(Decision::MissingParentsGivenUp)),
+    ]
+}
+
+fn of_consumer_groups() -> Vec<(&'static str, Record)> {
+    let definition = GroupDefinition {
+        policy: Some("main".to_owned()),
+        unit: UnitKind::Rollout,
+        max_row_tokens: Some(32_768),
+        ephemeral: true,
+        max_deliveries: 5,
+    };
+    let unit = UnitId::from("run-1/g7-r3/2/main");
+    let (run, consumer_group) = (run(), trainer());
+    vec![
+        (
+            "consumer_group",
+            Record::ConsumerGroup {
+                run: run.clone(),
+                consumer_group: consumer_group.clone(),
+                definition,
+                from_earliest: true,
+            },
+        ),
+        (
+            "acknowledged",
+            Record::Acknowledged {
+                run: run.clone(),
+                consumer_group: consumer_group.clone(),
+                units: vec![unit.clone(), UnitId::from("run-1/g7-r4/0/main")],
+            },
+        ),
+        (
+            "unit_dropped",
+            Record::UnitDropped {
+                run: run.clone(),
+                consumer_group: consumer_group.clone(),
+                unit: unit.clone(),
+                reason: DropReason::Operator,
+            },
+        ),
+        ("unit_released", Record::UnitReleased { run, consumer_group, unit }),
+    ]
+}

@@ -1,0 +1,306 @@
+//! Arbitrary records: every form, every field there and not there, every bit of every number. Each strategy is boxed: the
+//! type of a whole record's takes minutes to compile.
+
+use std::sync::Arc;
+
+use proptest::collection::{btree_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::forest::CallRecord;
+use crate::forest::call::{CallFacts, Delta, Link, RecordedPrompt, VersionSpan};
+use crate::forest::digest::Digest;
+use crate::forest::plan::SharedCallOwner;
+use crate::ids::IdentifierError;
+use crate::log::Record;
+use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind};
+use crate::rollout::event::{
+    AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
+    Seal,
+};
+use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
+use crate::rollout::settings::{
+    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings,
+};
+
+/// An identifier of a type, by its parse function.
+pub(super) fn id<T: std::fmt::Debug + 'static>(parse: fn(&str) -> Result<T, IdentifierError>) -> BoxedStrategy<T> {
+    "[ -~é樹]{1,12}".prop_filter_map("an identifier", move |text| parse(&text).ok()).boxed()
+}
+
+macro_rules! id {
+    ($type:ident) => {
+        id(crate::ids::$type::parse)
+    };
+}
+
+fn text() -> BoxedStrategy<String> {
+    "\\PC{0,12}".boxed()
+}
+
+fn tokens() -> BoxedStrategy<Vec<u32>> {
+    vec(any::<u32>(), 0..70).boxed()
+}
+
+fn number() -> BoxedStrategy<f64> {
+    any::<u64>().prop_map(f64::from_bits).boxed()
+}
+
+fn link() -> BoxedStrategy<Link> {
+    prop_oneof![Just(Link::Infer), Just(Link::Root), id!(CallId).prop_map(Link::Parent)].boxed()
+}
+
+fn span() -> BoxedStrategy<VersionSpan> {
+    any::<(u32, u32, u64)>().prop_map(|(start, end, version)| VersionSpan { start, end, version }).boxed()
+}
+
+pub(super) fn call_facts() -> BoxedStrategy<CallFacts> {
+    let who = (id!(CallId), id!(AgentId), option::of(id!(AgentId)), any::<u64>(), link());
+    let what = (id!(Name), id!(Name), vec(span(), 0..3), option::of(id!(Name)), option::of(id!(Name)));
+    let logprobs = option::of(vec(any::<u32>().prop_map(f32::from_bits), 0..70));
+    let rest = (tokens(), logprobs, any::<bool>(), any::<(Option<u64>, Option<u64>)>());
+    (who, what, rest)
+        .prop_map(|(who, what, rest)| {
+            let (call_id, agent_id, parent_agent_id, sequence, link) = who;
+            let (kind, policy, versions, model, finish_reason) = what;
+            let (generation, logprobs, train, times_unix_ms) = rest;
+            CallFacts {
+                call_id,
+                agent_id,
+                parent_agent_id,
+                sequence,
+                link,
+                kind,
+                policy,
+                versions,
+                model,
+                generation,
+                logprobs,
+                train,
+                finish_reason,
+                times_unix_ms,
+            }
+        })
+        .boxed()
+}
+
+pub(super) fn delta() -> BoxedStrategy<Delta> {
+    (id!(CallId), any::<u32>(), any::<[u8; 16]>(), tokens())
+        .prop_map(|(base, base_length, digest, suffix)| Delta { base, base_length, digest: Digest(digest), suffix })
+        .boxed()
+}
+
+pub(super) fn prompt() -> BoxedStrategy<RecordedPrompt> {
+    prop_oneof![
+        (option::of((id!(CallId), any::<u32>())), tokens())
+            .prop_map(|(base, suffix)| RecordedPrompt::Known { base, suffix }),
+        delta().prop_map(RecordedPrompt::Waiting),
+    ]
+    .boxed()
+}
+
+fn call() -> BoxedStrategy<CallRecord> {
+    prop_oneof![
+        (call_facts(), prompt()).prop_map(|new| CallRecord::New(Box::new(new))),
+        (id!(CallId), prompt()).prop_map(|(call, prompt)| CallRecord::Prompt(call, prompt)),
+    ]
+    .boxed()
+}
+
+pub(super) fn open() -> BoxedStrategy<Open> {
+    (any::<Option<u32>>(), btree_map(id!(Name), text(), 0..4))
+        .prop_map(|(group_size, tags)| Open { group_size, tags })
+        .boxed()
+}
+
+pub(super) fn agent_start() -> BoxedStrategy<AgentStart> {
+    let origin = option::of(prop_oneof![Just(AgentOrigin::Fresh), id!(CallId).prop_map(AgentOrigin::ForkOf)]);
+    let from = (option::of(id!(AgentId)), option::of(id!(CallId)), origin);
+    (id!(AgentId), any::<u32>(), from, option::of(id!(Name)), option::of(id!(Name)))
+        .prop_map(|(agent_id, resumption, (parent_agent_id, spawning_call_id, origin), profile, model)| AgentStart {
+            agent_id,
+            resumption,
+            parent_agent_id,
+            spawning_call_id,
+            origin,
+            profile,
+            model,
+        })
+        .boxed()
+}
+
+fn agent_status() -> BoxedStrategy<AgentStatus> {
+    select(&[
+        AgentStatus::Settled,
+        AgentStatus::Failed,
+        AgentStatus::Interrupted,
+        AgentStatus::BudgetExhausted,
+        AgentStatus::Closed,
+    ])
+    .boxed()
+}
+
+pub(super) fn agent_end() -> BoxedStrategy<AgentEnd> {
+    let kept = option::of(vec(id!(CallId), 0..4));
+    (id!(AgentId), any::<u32>(), agent_status(), kept, vec(id!(AgentId), 0..4))
+        .prop_map(|(agent_id, resumption, status, kept, answers_read)| AgentEnd {
+            agent_id,
+            resumption,
+            status,
+            kept,
+            answers_read,
+        })
+        .boxed()
+}
+
+pub(super) fn seal() -> BoxedStrategy<Seal> {
+    let kept = option::of(btree_map(id!(AgentId), vec(id!(CallId), 0..4), 0..4));
+    (kept, any::<Option<u64>>()).prop_map(|(kept, expected_calls)| Seal { kept, expected_calls }).boxed()
+}
+
+pub(super) fn reward() -> BoxedStrategy<Reward> {
+    (number(), btree_map(id!(Name), number(), 0..4))
+        .prop_map(|(value, components)| Reward { value, components })
+        .boxed()
+}
+
+fn rollout_record() -> BoxedStrategy<RolloutRecord> {
+    let dispositions = select(&[Disposition::Unsaid, Disposition::Final, Disposition::WillRetry]);
+    let by = select(&[DiscardedBy::Harness, DiscardedBy::Operator, DiscardedBy::Rule]);
+    let decisions = select(&[
+        Decision::IdleTimeout,
+        Decision::MissingCallsDiscard,
+        Decision::MissingCallsFinalise,
+        Decision::MissingParentsGivenUp,
+    ]);
+    prop_oneof![
+        open().prop_map(RolloutRecord::Open),
+        id!(GroupId).prop_map(RolloutRecord::Group),
+        call().prop_map(RolloutRecord::Call),
+        (id!(CallId), id!(AgentId), option::of(call())).prop_map(|(call, parent_agent_id, prompt)| {
+            RolloutRecord::ParentAgent { call, parent_agent_id, prompt }
+        }),
+        agent_start().prop_map(RolloutRecord::AgentStart),
+        agent_end().prop_map(RolloutRecord::AgentEnd),
+        (option::of(seal()), option::of(reward())).prop_map(|(seal, reward)| RolloutRecord::Finish(seal, reward)),
+        (text(), dispositions, by).prop_map(|(reason, disposition, by)| RolloutRecord::Discard {
+            reason,
+            disposition,
+            by
+        }),
+        id!(CallId).prop_map(RolloutRecord::Conflict),
+        decisions.prop_map(RolloutRecord::Decision),
+    ]
+    .boxed()
+}
+
+pub(super) fn rollout_settings() -> BoxedStrategy<RolloutSettings> {
+    let rules = (
+        select(&[SharedCallOwner::RootAgent, SharedCallOwner::FirstLeaf]),
+        select(&[BrokenLinkRule::Infer, BrokenLinkRule::Discard]),
+        select(&[AgentsWithoutListRule::Drop, AgentsWithoutListRule::Keep]),
+        select(&[MissingCallRule::Discard, MissingCallRule::Finalise]),
+        select(&[NonfiniteLogprobsRule::Refuse, NonfiniteLogprobsRule::Context]),
+    );
+    let times = any::<(u64, u64, u64)>();
+    (vec(id!(Name), 0..3), id!(Name), rules, any::<bool>(), any::<Option<u32>>(), times)
+        .prop_map(|(trained_policies, default_policy, rules, require_logprobs, vocabulary_limit, times)| {
+            RolloutSettings {
+                trained_policies,
+                default_policy,
+                shared_call_owner: rules.0,
+                broken_link: rules.1,
+                agents_without_list: rules.2,
+                missing_call: rules.3,
+                require_logprobs,
+                nonfinite_logprobs: rules.4,
+                vocabulary_limit,
+                idle_timeout_ms: times.0,
+                missing_call_timeout_ms: times.1,
+                missing_parent_timeout_ms: times.2,
+            }
+        })
+        .boxed()
+}
+
+pub(super) fn consumer_group_settings() -> BoxedStrategy<ConsumerGroupSettings> {
+    let unit = select(&[Unit::Row, Unit::Rollout]);
+    let start = select(&[StartPosition::Earliest, StartPosition::Latest]);
+    (option::of(id!(Name)), unit, any::<Option<u32>>(), start)
+        .prop_map(|(policy, unit, max_row_tokens, start)| ConsumerGroupSettings { policy, unit, max_row_tokens, start })
+        .boxed()
+}
+
+pub(super) fn run_settings() -> BoxedStrategy<RunSettings> {
+    let groups = vec((id!(ConsumerGroupId), consumer_group_settings()), 0..3);
+    (rollout_settings(), any::<(u32, u64, u64)>(), groups)
+        .prop_map(|(rollout, numbers, consumer_groups)| RunSettings {
+            rollout: Arc::new(rollout),
+            max_deliveries: numbers.0,
+            lease_ms: numbers.1,
+            tombstone_retention_ms: numbers.2,
+            consumer_groups,
+        })
+        .boxed()
+}
+
+pub(super) fn definition() -> BoxedStrategy<GroupDefinition> {
+    let unit = select(&[UnitKind::Row, UnitKind::Rollout]);
+    (option::of(text()), unit, any::<(Option<u32>, bool, u32)>())
+        .prop_map(|(policy, unit, rest)| GroupDefinition {
+            policy,
+            unit,
+            max_row_tokens: rest.0,
+            ephemeral: rest.1,
+            max_deliveries: rest.2,
+        })
+        .boxed()
+}
+
+fn unit() -> BoxedStrategy<UnitId> {
+    text().prop_map(UnitId::new).boxed()
+}
+
+fn of_runs() -> BoxedStrategy<Record> {
+    prop_oneof![
+        (id!(RunId), any::<u64>(), run_settings()).prop_map(|(run, settings_version, settings)| {
+            Record::Run { run, settings_version, settings: Arc::new(settings) }
+        }),
+        id!(RunId).prop_map(|run| Record::RunDeleted { run }),
+        (id!(RunId), id!(GroupId), any::<u32>()).prop_map(|(run, group, size)| Record::GroupSize { run, group, size }),
+        (id!(RunId), id!(RolloutId), any::<u32>(), option::of(id!(GroupId)), any::<u64>()).prop_map(
+            |(run, rollout, attempt, group, settings_version)| {
+                Record::RolloutOpened { run, rollout, attempt, group, settings_version }
+            }
+        ),
+    ]
+    .boxed()
+}
+
+fn of_consumer_groups() -> BoxedStrategy<Record> {
+    let group = || (id!(RunId), id!(ConsumerGroupId));
+    prop_oneof![
+        (group(), definition(), any::<bool>()).prop_map(|((run, consumer_group), definition, from_earliest)| {
+            Record::ConsumerGroup { run, consumer_group, definition, from_earliest }
+        }),
+        (group(), vec(unit(), 0..5))
+            .prop_map(|((run, consumer_group), units)| { Record::Acknowledged { run, consumer_group, units } }),
+        (group(), unit(), select(&DropReason::ALL)).prop_map(|((run, consumer_group), unit, reason)| {
+            Record::UnitDropped { run, consumer_group, unit, reason }
+        }),
+        (group(), unit()).prop_map(|((run, consumer_group), unit)| Record::UnitReleased { run, consumer_group, unit }),
+    ]
+    .boxed()
+}
+
+/// Any record.
+pub(super) fn record() -> BoxedStrategy<Record> {
+    prop_oneof![
+        of_runs(),
+        of_consumer_groups(),
+        (id!(RunId), id!(RolloutId), any::<u32>(), rollout_record())
+            .prop_map(|(run, rollout, attempt, record)| { Record::Rollout { run, rollout, attempt, record } }),
+    ]
+    .boxed()
+}
