@@ -119,6 +119,8 @@ reasons! {
     GroupFull = ResourceExhausted "group_full",
     /// The rollout has as many calls, agents or names as it may have.
     RolloutFull = ResourceExhausted "rollout_full",
+    /// The disk, or what the log may take of it, is full.
+    LogFull = ResourceExhausted "log_full",
     /// Memory is short.
     MemoryFull = ResourceExhausted "memory_full",
     /// The service holds as much as it may.

@@ -180,6 +180,8 @@ pub const UNREAD_MS_MAX: u64 = 30_000;
 pub const RECEIVE_MESSAGE_MS_MIN: u64 = 30_000;
 /// The slowest that a message may come.
 pub const RECEIVE_BYTES_PER_MS_MIN: u64 = 1024;
+/// When to try again while the log is read.
+pub const NOT_READY_RETRY_AFTER_MS: u64 = 1000;
 /// When to try again after a message that took too long.
 pub const RECEIVE_RETRY_AFTER_MS: u64 = 1000;
 /// Bytes of all ids of units that a trainer says it still holds, so that the answer to them is one message.
@@ -221,6 +223,8 @@ pub const LOG_BATCH_BYTES: usize = 1 << 20;
 pub const LOG_LINGER_US: u64 = 0;
 /// Largest payload of a frame of the log: a message, and what a record adds to it.
 pub const LOG_FRAME_BYTES_MAX: usize = REQUEST_MESSAGE_BYTES_MAX + (1 << 20);
+/// When it may be worth trying again what was refused because the log is full.
+pub const LOG_FULL_RETRY_AFTER_MS: u64 = 5000;
 /// Frames that are not durable yet; above it callers hold back.
 pub const LOG_QUEUED_BYTES_MAX: u64 = 64 << 20;
 /// Missing segments that a salvage stands in for.

@@ -7,19 +7,26 @@
 //! Lock order: a rollout's lock may be held when this one is taken; nothing is taken under this one but the log's own.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
+
+use crate::limits;
 
 use super::{Frame, Log, Position, Record};
 
 /// The log with the effects of its records. Effects are bounded by what makes them: each rollout has a few, and each stream has
 /// a bounded number of requests whose answers are to come.
 pub struct Journal<E> {
-    log: Arc<dyn Log>,
+    opened: OnceLock<Opened>,
     state: Mutex<State<E>>,
     appended: Notify,
+}
+
+/// The log, once all that it holds is replayed.
+struct Opened {
+    log: Arc<dyn Log>,
     durable: watch::Receiver<Position>,
 }
 
@@ -28,24 +35,46 @@ struct State<E> {
     pending: VecDeque<(Position, E)>,
 }
 
+impl<E> Default for Journal<E> {
+    fn default() -> Self {
+        let state = Mutex::new(State { last: Position::default(), pending: VecDeque::new() });
+        Self { opened: OnceLock::new(), state, appended: Notify::new() }
+    }
+}
+
 impl<E> Journal<E> {
-    /// A journal before this log, which holds `last` as its last position.
-    #[must_use]
-    pub fn new(log: Arc<dyn Log>, last: Position) -> Self {
+    /// From now on records go to this log, whose last position is `last`. Must be called once, before anything is appended or
+    /// waited for.
+    pub fn open(&self, log: Arc<dyn Log>, last: Position) {
         let durable = log.durable_through();
-        Self { log, state: Mutex::new(State { last, pending: VecDeque::new() }), appended: Notify::new(), durable }
+        self.state.lock().last = last;
+        let first = self.opened.set(Opened { log, durable }).is_ok();
+        debug_assert!(first, "a journal is opened once");
+    }
+
+    fn opened(&self) -> &Opened {
+        match self.opened.get() {
+            Some(opened) => opened,
+            None => unreachable!("nothing is reported before the log is open"),
+        }
+    }
+
+    /// The log.
+    #[must_use]
+    pub fn log(&self) -> &Arc<dyn Log> {
+        &self.opened().log
     }
 
     /// What [`Journal::append`] needs of a record; called before the record is applied.
     #[must_use]
-    pub fn frame(&self, record: &Record) -> Frame {
-        self.log.frame(record)
+    pub fn frame(&self, record: &Record, unix_ms: u64) -> Frame {
+        self.opened().log.frame(record, unix_ms)
     }
 
     /// Gives a record its place, with the effects of applying it.
     pub fn append(&self, frame: Frame, effects: impl IntoIterator<Item = E>) -> Position {
         let mut state = self.state.lock();
-        let position = self.log.append(frame);
+        let position = self.opened().log.append(frame);
         debug_assert!(position > state.last);
         state.last = position;
         let before = state.pending.len();
@@ -72,7 +101,7 @@ impl<E> Journal<E> {
 
     /// The effects of records that are durable, in order; waits until there are some. Safe to drop while waiting.
     pub async fn next(&self) -> Vec<(Position, E)> {
-        let mut durable = self.durable.clone();
+        let mut durable = self.opened().durable.clone();
         loop {
             let through = *durable.borrow_and_update();
             let waits = {
@@ -94,9 +123,23 @@ impl<E> Journal<E> {
         }
     }
 
+    /// Waits while more is on its way to the log than should be.
+    pub async fn until_queue_is_short(&self) {
+        let Opened { log, durable } = self.opened();
+        if log.queued_bytes() <= limits::LOG_QUEUED_BYTES_MAX {
+            return;
+        }
+        let mut durable = durable.clone();
+        while log.queued_bytes() > limits::LOG_QUEUED_BYTES_MAX {
+            if durable.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Waits until this position is durable. If the log is gone, it never is.
     pub async fn durable(&self, position: Position) {
-        let mut durable = self.durable.clone();
+        let mut durable = self.opened().durable.clone();
         if durable.wait_for(|through| *through >= position).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -105,6 +148,6 @@ impl<E> Journal<E> {
     /// Whether this position is durable now.
     #[must_use]
     pub fn is_durable(&self, position: Position) -> bool {
-        *self.durable.borrow() >= position
+        *self.opened().durable.borrow() >= position
     }
 }

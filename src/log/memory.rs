@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{Frame, Log, LogError, Position, Record};
+use super::{Dated, Frame, Log, LogError, Position, Record, Visit};
 
 /// Records in memory, durable at once or when told.
 pub struct MemoryLog {
@@ -19,7 +19,7 @@ pub struct MemoryLog {
 struct State {
     last: Position,
     first_kept: Position,
-    records: VecDeque<Record>,
+    records: VecDeque<Dated>,
 }
 
 impl MemoryLog {
@@ -54,8 +54,12 @@ impl MemoryLog {
 }
 
 impl Log for MemoryLog {
-    fn frame(&self, record: &Record) -> Frame {
-        if self.keeps_records { Frame::Record(Box::new(record.clone())) } else { Frame::PlaceOnly }
+    fn frame(&self, record: &Record, unix_ms: u64) -> Frame {
+        if self.keeps_records {
+            Frame::Record(Box::new(Dated { unix_ms, record: record.clone() }))
+        } else {
+            Frame::PlaceOnly
+        }
     }
 
     fn append(&self, frame: Frame) -> Position {
@@ -63,7 +67,7 @@ impl Log for MemoryLog {
         state.last = Position(state.last.0 + 1);
         match frame {
             Frame::Record(record) => state.records.push_back(*record),
-            Frame::PlaceOnly => state.first_kept = Position(state.last.0 + 1),
+            Frame::Bytes { .. } | Frame::PlaceOnly => state.first_kept = Position(state.last.0 + 1),
         }
         if self.durable_at_once {
             self.durable.send_replace(state.last);
@@ -75,17 +79,16 @@ impl Log for MemoryLog {
         self.durable.subscribe()
     }
 
-    fn read(&self, from: Position) -> Result<Vec<(Position, Record)>, LogError> {
+    fn read(&self, from: Position, visit: &mut Visit<'_>) -> Result<(), LogError> {
         let state = self.state.lock();
         if from < state.first_kept {
             return Err(LogError::NotKept(from));
         }
         let positions = (state.first_kept.0..).map(Position);
-        Ok(positions
-            .zip(&state.records)
-            .filter(|(at, _)| *at >= from)
-            .map(|(at, record)| (at, record.clone()))
-            .collect())
+        let records: Vec<_> = positions.zip(state.records.iter().cloned()).filter(|(at, _)| *at >= from).collect();
+        drop(state);
+        records.into_iter().for_each(|(at, record)| visit(at, record));
+        Ok(())
     }
 
     fn truncate_before(&self, position: Position) {
@@ -105,7 +108,7 @@ mod tests {
 
     fn append(log: &MemoryLog, run: &str) -> Position {
         let record = Record::RunDeleted { run: RunId::parse(run).unwrap() };
-        log.append(log.frame(&record))
+        log.append(log.frame(&record, 0))
     }
 
     #[test]
@@ -115,8 +118,10 @@ mod tests {
         assert_eq!(positions, [Position(1), Position(2), Position(3)]);
         assert_eq!(*log.durable_through().borrow(), Position(3));
         log.truncate_before(Position(3));
-        assert_eq!(log.read(Position(3)).unwrap().len(), 1);
-        assert!(log.read(Position(2)).is_err());
+        let mut read = Vec::new();
+        log.read(Position(3), &mut |position, _| read.push(position)).unwrap();
+        assert_eq!(read, [Position(3)]);
+        assert!(log.read(Position(2), &mut |_, _| {}).is_err());
     }
 
     #[test]

@@ -2,17 +2,19 @@
 //!
 //! A [`Log`] takes records and says through which [`Position`] they are durable. [`journal::Journal`] stands before it: it
 //! gives positions, and hands the effects of records to the sequencing task in the order of those positions, once durable.
-//! In this release the one implementation is [`memory::MemoryLog`]: what is answered is lost with the process.
+//! [`disk::DiskLog`] keeps them in files; with [`memory::MemoryLog`] what is answered is lost with the process.
 //!
 //! Owns: the order of records. Never does: know what a record means.
 
 pub mod codec;
+pub mod disk;
 pub mod journal;
 pub mod memory;
 pub mod segments;
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
@@ -116,27 +118,63 @@ pub enum Record {
     },
 }
 
+/// A record with the calendar's time at which it was applied: what is made of it carries that time, after a restart too.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dated {
+    /// Milliseconds since the Unix epoch.
+    pub unix_ms: u64,
+    /// The record.
+    pub record: Record,
+}
+
 /// A record on its way to the log.
 #[derive(Debug)]
 pub enum Frame {
-    /// The record, for a log that keeps it.
-    Record(Box<Record>),
+    /// The record, for a log that keeps it in memory.
+    Record(Box<Dated>),
+    /// Its bytes, for a log on disk.
+    Bytes {
+        /// What kind of record it is.
+        kind: u8,
+        /// The record.
+        payload: Bytes,
+    },
     /// Only its place counts.
     PlaceOnly,
 }
 
-/// Why a log cannot be read.
+/// Why a log cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The records from there on are not kept.
     #[error("the log does not hold the records from position {} on", .0.0)]
     NotKept(Position),
+    /// Its files.
+    #[error(transparent)]
+    Segments(#[from] segments::SegmentError),
+    /// A frame cannot be read back.
+    #[error(transparent)]
+    Read(#[from] segments::ReadError),
+    /// A frame holds no record that this build can read.
+    #[error("position {}: {error}", position.0)]
+    Record {
+        /// The frame.
+        position: Position,
+        /// What is wrong with it.
+        error: codec::CodecError,
+    },
+    /// The thread that read it is gone.
+    #[error("reading the log was given up")]
+    GivenUp,
 }
+
+/// Takes records in order, as they are read.
+pub type Visit<'a> = dyn FnMut(Position, Dated) + 'a;
 
 /// Records in one order.
 pub trait Log: Send + Sync {
     /// What [`Log::append`] needs of a record. Called before the record is applied.
-    fn frame(&self, record: &Record) -> Frame;
+    fn frame(&self, record: &Record, unix_ms: u64) -> Frame;
 
     /// Takes a record. Never waits and never fails; room was given before.
     fn append(&self, frame: Frame) -> Position;
@@ -144,12 +182,30 @@ pub trait Log: Send + Sync {
     /// The last position that is durable, and all that come.
     fn durable_through(&self) -> watch::Receiver<Position>;
 
-    /// The records from this position on, in order.
+    /// Shows the durable records from this position on, in order.
     ///
     /// # Errors
-    /// If they are not kept.
-    fn read(&self, from: Position) -> Result<Vec<(Position, Record)>, LogError>;
+    /// If they are not kept, or cannot be read.
+    fn read(&self, from: Position, visit: &mut Visit<'_>) -> Result<(), LogError>;
 
     /// Forgets the records before this position.
     fn truncate_before(&self, position: Position);
+
+    /// Bytes of records that are not durable yet; above [`crate::limits::LOG_QUEUED_BYTES_MAX`] nothing new is taken in.
+    fn queued_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Whether there is room for more than what ends rollouts.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// Makes everything durable and lets go of what the log is kept in; waits for the disk. Why it has failed, if it has.
+    ///
+    /// # Errors
+    /// If not everything is durable, and never will be.
+    fn close(&self) -> Result<(), segments::Failure> {
+        Ok(())
+    }
 }

@@ -369,17 +369,22 @@ mod tests {
     use crate::log::memory::MemoryLog;
     use crate::store::clock::Clock;
     use crate::store::{Store, StoreOptions};
-    use crate::telemetry::Telemetry;
+    use crate::telemetry::{Readiness, Telemetry};
 
     /// Batches that each held room for some of their requests and waited for more would wait for each other for ever.
     #[tokio::test]
     async fn a_batch_begins_when_there_is_room_for_all_of_it() {
         let log = Arc::new(MemoryLog::forgetting());
         let options =
-            StoreOptions { log, clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 20 };
+            StoreOptions { clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 20 };
         // Nobody answers the commands, so that a batch stops where it asks for its first rollout.
-        let (store, mut commands) = Store::new(options, Position::default());
-        let shared = Shared::new(Arc::clone(&store), Arc::new(watch::Sender::new(false)));
+        let (store, mut commands) = Store::new(options);
+        store.open_log(log, Position::default());
+        let shared = Shared::new(
+            Arc::clone(&store),
+            Arc::new(watch::Sender::new(false)),
+            Arc::new(Readiness::starting("a test")),
+        );
         let harness = Harness::new(shared);
         let request = || v1::ReportRequest {
             rollout: Some(v1::RolloutRef { run_id: "run".into(), rollout_id: "x".into(), ..v1::RolloutRef::default() }),

@@ -7,6 +7,7 @@
 mod admin;
 mod connection;
 pub mod convert;
+mod gate;
 mod harness;
 mod inspect;
 mod outgoing;
@@ -36,6 +37,7 @@ use crate::proto::v1::inspect_service_server::InspectServiceServer;
 use crate::proto::v1::trainer_service_server::TrainerServiceServer;
 use crate::proto::{FILE_DESCRIPTOR_SET, v1};
 use crate::store::Store;
+use crate::telemetry::{Readiness, Ready};
 
 pub use turns::Lanes;
 
@@ -52,6 +54,8 @@ pub struct Shared {
     pub streams: OpenStreams,
     /// Room for answers that have not left, beyond what each stream may have.
     pub answers: Arc<Semaphore>,
+    /// Whether the service takes work.
+    pub readiness: Arc<Readiness>,
     /// Where streams that have much to do wait for each other.
     pub lanes: Lanes,
 }
@@ -90,7 +94,7 @@ impl Drop for OpenStream {
 impl Shared {
     /// What all services share before a store; `drain` is set when the service is to stop.
     #[must_use]
-    pub fn new(store: Arc<Store>, drain: Arc<watch::Sender<bool>>) -> Self {
+    pub fn new(store: Arc<Store>, drain: Arc<watch::Sender<bool>>, readiness: Arc<Readiness>) -> Self {
         let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_MAX));
         Self {
             store,
@@ -98,6 +102,7 @@ impl Shared {
             drain,
             streams: OpenStreams::default(),
             answers,
+            readiness,
             lanes: Lanes::new(),
         }
     }
@@ -134,16 +139,16 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let (health, health_service) = tonic_health::server::health_reporter();
-    for service in WATCHED {
-        health.set_service_status(service, tonic_health::ServingStatus::Serving).await;
-    }
+    say_serving(&health, tonic_health::ServingStatus::NotServing).await;
+    let becomes_ready = tokio::spawn(say_when_ready(shared.clone(), health.clone()));
     let reflection = described().build_v1()?;
     let older_reflection = described().build_v1alpha()?;
     let stopping = {
         let (shared, health) = (shared.clone(), health.clone());
         async move {
             stop.await;
-            say_not_serving(&health).await;
+            becomes_ready.abort();
+            say_serving(&health, tonic_health::ServingStatus::NotServing).await;
             shared.store.start_draining();
             shared.drain.send_replace(true);
             tokio::spawn(end_watches(shared, health));
@@ -153,7 +158,7 @@ pub async fn serve(
         let shared = shared.clone();
         async move {
             shared.drained().await;
-            say_not_serving(&health).await;
+            say_serving(&health, tonic_health::ServingStatus::NotServing).await;
         }
     });
     // Messages from clients may be large (a call with its whole prompt); what is sent to trainers comes in parts.
@@ -172,6 +177,8 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         // Requests and streams that end with a refusal, by its reason.
         .layer(refusals::RefusalsLayer::new(Arc::clone(shared.store.telemetry())))
+        // While the log is read nobody is served.
+        .layer(gate::GateLayer::new(Arc::clone(&shared.readiness)))
         // What has come of messages that are not whole, however long they say they are.
         .layer(receive::ReceiveLayer::new(clock.clone()))
         .add_service(health_service)
@@ -196,10 +203,18 @@ fn described() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
-/// What health checks are answered while it drains.
-async fn say_not_serving(health: &HealthReporter) {
+/// What health checks are answered.
+async fn say_serving(health: &HealthReporter, status: tonic_health::ServingStatus) {
     for service in WATCHED {
-        health.set_service_status(service, tonic_health::ServingStatus::NotServing).await;
+        health.set_service_status(service, status).await;
+    }
+}
+
+/// Health is good once the service takes work.
+async fn say_when_ready(shared: Shared, health: HealthReporter) {
+    let mut follow = shared.readiness.follow();
+    if follow.wait_for(|ready| *ready == Ready::Yes).await.is_ok() && !*shared.draining.borrow() {
+        say_serving(&health, tonic_health::ServingStatus::Serving).await;
     }
 }
 

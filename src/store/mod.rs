@@ -16,6 +16,7 @@ mod figures;
 pub mod image;
 mod look;
 pub mod memory;
+pub mod recovery;
 pub mod replay;
 pub mod report;
 pub mod sequencer;
@@ -136,8 +137,6 @@ pub struct RunCounts {
 
 /// What a store is made with.
 pub struct StoreOptions {
-    /// Where records go.
-    pub log: Arc<dyn Log>,
     /// Where time comes from.
     pub clock: Clock,
     /// Where figures go.
@@ -151,6 +150,8 @@ pub struct Store {
     pub(crate) rollouts: DashMap<RolloutKey, Arc<Entry>>,
     pub(crate) runs: DashMap<RunId, Arc<Run>>,
     pub(crate) journal: Journal<Sequenced>,
+    /// In replay: when the record that is applied was applied first. 0: now.
+    replayed_unix_ms: AtomicU64,
     pub(crate) clock: Clock,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) timers: Timers,
@@ -163,14 +164,16 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store without rollouts, and what its sequencing task takes commands from.
+    /// A store without rollouts, and what its sequencing task takes commands from. Its log is opened when all that it holds was
+    /// replayed.
     #[must_use]
-    pub fn new(options: StoreOptions, last: Position) -> (Arc<Self>, mpsc::Receiver<Command>) {
+    pub fn new(options: StoreOptions) -> (Arc<Self>, mpsc::Receiver<Command>) {
         let (commands, receiver) = mpsc::channel(limits::COMMANDS_OUTSTANDING_MAX);
         let store = Self {
             rollouts: DashMap::new(),
             runs: DashMap::new(),
-            journal: Journal::new(options.log, last),
+            journal: Journal::default(),
+            replayed_unix_ms: AtomicU64::new(0),
             clock: options.clock,
             telemetry: options.telemetry,
             timers: Timers::default(),
@@ -182,6 +185,30 @@ impl Store {
             draining: AtomicBool::new(false),
         };
         (Arc::new(store), receiver)
+    }
+
+    /// From now on records go to this log, whose last position is `last`.
+    pub fn open_log(&self, log: Arc<dyn Log>, last: Position) {
+        self.journal.open(log, last);
+    }
+
+    /// The log, once it is open.
+    #[must_use]
+    pub fn log(&self) -> &Arc<dyn Log> {
+        self.journal.log()
+    }
+
+    /// Milliseconds since the Unix epoch, now, or when a record that is replayed was applied first.
+    pub(crate) fn unix_ms(&self) -> u64 {
+        match self.replayed_unix_ms.load(Ordering::Relaxed) {
+            0 => self.clock.unix_ms(),
+            replayed => replayed,
+        }
+    }
+
+    /// In replay: when the record that comes next was applied first; `None` at its end.
+    pub(crate) fn replaying(&self, unix_ms: Option<u64>) {
+        self.replayed_unix_ms.store(unix_ms.map_or(0, |unix_ms| unix_ms.max(1)), Ordering::Relaxed);
     }
 
     /// The clock that everything here goes by.
@@ -223,6 +250,7 @@ impl Store {
 
     /// Waits for room for a message of so many bytes, which is given back when the permit is dropped.
     pub async fn permit(&self, message_bytes: usize) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        self.journal.until_queue_is_short().await;
         let bytes = u32::try_from(message_bytes.clamp(1, limits::IN_FLIGHT_BYTES_MAX)).unwrap_or(u32::MAX);
         Arc::clone(&self.in_flight).acquire_many_owned(bytes).await.ok()
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::ids::RolloutRef;
-use crate::log::{LogError, Position, Record};
+use crate::log::{Dated, Log, LogError, Position, Record};
 use crate::rollout::event::RolloutRecord;
 
 use super::effect::Sequenced;
@@ -12,21 +12,29 @@ use super::sequencer::Sequencer;
 use super::{OpenFacts, RolloutKey, Slot};
 
 impl Sequencer {
-    /// Applies all records of the store's log from its beginning, in order.
+    /// Applies all records of a log from its beginning, in order; says the last position.
     ///
     /// # Errors
     /// If the log does not hold them all.
-    pub fn replay(&mut self, log: &dyn crate::log::Log) -> Result<Position, LogError> {
-        let records = log.read(Position(1))?;
-        let last = records.last().map_or(Position(0), |(position, _)| *position);
-        for (position, record) in records {
+    pub fn replay(&mut self, log: &dyn Log) -> Result<Position, LogError> {
+        let mut last = Position::default();
+        log.read(Position(1), &mut |position, record| {
             self.replay_record(position, record);
-        }
+            last = position;
+        })?;
+        self.replay_ends();
         Ok(last)
     }
 
-    fn replay_record(&mut self, position: Position, record: Record) {
-        match record {
+    /// All records were applied: time is now again.
+    pub fn replay_ends(&mut self) {
+        self.store().replaying(None);
+    }
+
+    /// Applies the next record of a log. [`Sequencer::replay_ends`] must be called after the last.
+    pub fn replay_record(&mut self, position: Position, dated: Dated) {
+        self.store().replaying(Some(dated.unix_ms));
+        match dated.record {
             Record::Run { run, settings_version: _, settings } => {
                 self.apply_run(&run, Arc::clone(&settings), position);
                 self.apply(position, Sequenced::Declared { run, settings });
@@ -73,7 +81,7 @@ impl Sequencer {
         let applied = live.rollout.apply(record, store.clock.now_ms());
         live.last_position = position;
         live.measure();
-        let (sequenced, ended) = store.sequenced(key, live, &applied.effects);
+        let (sequenced, ended) = store.sequenced(key, live, &applied.effects, store.unix_ms());
         let now = OpenFacts::of(&live.rollout).filter(|_| ended.is_none());
         live.run.counts.moved(before, now);
         let calls = (live.rollout.facts().forest.call_count() - calls_before) as u64;

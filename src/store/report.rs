@@ -257,10 +257,21 @@ impl Store {
     fn judge_growth(&self, live: &Live, growth: Growth, call: Option<&CallId>, judged: Judgement) -> Judgement {
         let Judgement::Record(record) = &judged else { return judged };
         let bytes = judged_bytes(live.rollout.facts(), growth, record);
-        match self.memory.judge_growth(&live.share, growth, bytes, self.clock.now_ms()) {
+        let in_log = self.judge_log_room(growth);
+        match in_log.and_then(|()| self.memory.judge_growth(&live.share, growth, bytes, self.clock.now_ms())) {
             Ok(()) => judged,
             Err(refusal) => Judgement::Refused(call.into_iter().fold(refusal, Refusal::call), None),
         }
+    }
+
+    /// Whether the log takes more than what ends rollouts.
+    pub(super) fn judge_log_room(&self, growth: Growth) -> Result<(), Refusal> {
+        if growth == Growth::Ends || self.journal.log().has_room() {
+            return Ok(());
+        }
+        let message = "the disk, or what the log may take of it, is full: what ends rollouts is taken, all else is taken \
+                       again when there is room";
+        Err(Refusal::new(Reason::LogFull, message).retry_after_ms(limits::LOG_FULL_RETRY_AFTER_MS))
     }
 
     /// Logs and applies a record of a rollout, under its lock. Says how the rollout ended, if it did.
@@ -273,13 +284,14 @@ impl Store {
     ) -> (Option<(CallIndex, Verdict)>, Option<Ended>) {
         let attempt = live.attempt;
         let logged = Record::Rollout { run: key.run.clone(), rollout: key.rollout.clone(), attempt, record };
-        let frame = self.journal.frame(&logged);
+        let unix_ms = self.unix_ms();
+        let frame = self.journal.frame(&logged, unix_ms);
         let Record::Rollout { record, .. } = logged else { unreachable!("it was made so above") };
         let before = (OpenFacts::of(&live.rollout), figures::deltas_of(live), live.rollout.facts().forest.call_count());
         live.run.watchers.rollout_changes(&key.rollout, live.rollout.facts().group.as_ref());
         let applied = live.rollout.apply(record, self.clock.now_ms());
         live.measure();
-        let (sequenced, ended) = self.sequenced(key, live, &applied.effects);
+        let (sequenced, ended) = self.sequenced(key, live, &applied.effects, unix_ms);
         live.last_position = self.journal.append(frame, sequenced);
         self.tell_reporters(key, live, &applied.effects);
         if let (Some((call, _)), Some(reporter)) = (&applied.call, reporter)
@@ -303,12 +315,13 @@ impl Store {
         key: &RolloutKey,
         live: &mut Live,
         effects: &[Effect],
+        unix_ms: u64,
     ) -> (Option<Sequenced>, Option<Ended>) {
         let (key, attempt) = (key.clone(), live.attempt);
         for effect in effects {
             match effect {
                 Effect::Finalised(rollout) => {
-                    let (unix_ms, at_ms) = (self.clock.unix_ms(), self.clock.now_ms());
+                    let at_ms = self.clock.now_ms();
                     live.finalised_unix_ms = Some(unix_ms);
                     live.share.closed();
                     let (rollout, share) = (Arc::clone(rollout), Arc::clone(&live.share));

@@ -39,6 +39,8 @@ pub struct Telemetry {
     refused: Vec<Counter>,
     in_flight_bytes: Gauge,
     memory_bytes: [Gauge; 2],
+    log_bytes: [Gauge; 3],
+    replay: [Gauge; 2],
     report_streams: Gauge,
     durable_answer: Histogram,
     waiting_on: Vec<Gauge>,
@@ -59,6 +61,9 @@ impl Telemetry {
             waiting_on: WaitingOn::ALL.iter().map(by_who).collect(),
             in_flight_bytes: registry.gauge(&names::IN_FLIGHT_BYTES, &[]),
             memory_bytes: [&names::RESIDENT_BYTES, &names::MEMORY_BUDGET_BYTES].map(|of| registry.gauge(of, &[])),
+            log_bytes: [&names::LOG_BYTES, &names::LOG_BUDGET_BYTES, &names::LOG_QUEUED_BYTES]
+                .map(|of| registry.gauge(of, &[])),
+            replay: [&names::REPLAY_SECONDS, &names::REPLAY_LEFT_BYTES].map(|of| registry.gauge(of, &[])),
             report_streams: registry.gauge(&names::REPORT_STREAMS, &[]),
             durable_answer: registry.histogram(&names::DURABLE_ANSWER_SECONDS, &[]),
             runs: RwLock::default(),
@@ -123,6 +128,20 @@ impl Telemetry {
         let [resident, budget] = &self.memory_bytes;
         resident.set(registry::number(resident_bytes));
         budget.set(registry::number(budget_bytes));
+    }
+
+    /// The log takes so many bytes on disk of what it may, and so many are not durable yet.
+    pub fn set_log(&self, disk_bytes: u64, budget_bytes: u64, queued_bytes: u64) {
+        for (gauge, bytes) in self.log_bytes.iter().zip([disk_bytes, budget_bytes, queued_bytes]) {
+            gauge.set(registry::number(bytes));
+        }
+    }
+
+    /// The log has been read for so long, and so much of it is left.
+    pub fn set_replay(&self, took: Duration, left_bytes: u64) {
+        let [seconds, left] = &self.replay;
+        seconds.set(took.as_secs_f64());
+        left.set(registry::number(left_bytes));
     }
 
     /// A stream of reports is open, for as long as this is held.

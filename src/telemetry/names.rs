@@ -84,6 +84,16 @@ metrics! {
         "Bytes that rollouts, groups and tombstones hold in memory.";
     MEMORY_BUDGET_BYTES: GAUGE "hedgerow_memory_budget_bytes" in Bytes by []
         "What these may be before new groups (80 %) and calls (100 %) are refused.";
+    LOG_BYTES: GAUGE "hedgerow_log_bytes" in Bytes by []
+        "Bytes of the log's files on disk, with spares.";
+    LOG_BUDGET_BYTES: GAUGE "hedgerow_log_budget_bytes" in Bytes by []
+        "What these may be before calls and new rollouts are refused.";
+    LOG_QUEUED_BYTES: GAUGE "hedgerow_log_queued_bytes" in Bytes by []
+        "Bytes of records that are not durable yet.";
+    REPLAY_SECONDS: GAUGE "hedgerow_replay_seconds" in Seconds by []
+        "How long the log has been read for, or was, when the service started.";
+    REPLAY_LEFT_BYTES: GAUGE "hedgerow_replay_left_bytes" in Bytes by []
+        "Bytes of the log that are still to be read before the service takes work.";
     REPORT_STREAMS: GAUGE "hedgerow_report_streams" in Count by []
         "Open streams of reports.";
     DURABLE_ANSWER_SECONDS: IN_SECONDS "hedgerow_durable_answer_seconds" in Seconds by []

@@ -1,6 +1,6 @@
 //! How long a worker waits for its answers beside clients that are hostile, buggy or very slow, against how long it waits alone.
 //!
-//! The worker reports a call of 1 k new ids every few milliseconds, and waits for each answer. All clients share the machine's
+//! The worker reports a call of 250 new ids every few milliseconds, and waits for each answer. All clients share the machine's
 //! cores with the service, so those that never rest take theirs.
 
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
     let machine = Machine::new();
     let probes = asked.size(100, 500);
     let calls = probes * 2 * (asked.rounds + 1);
-    let rollout = conversation(1, 1, Size { calls, prompt: 900, generation: 100 });
+    let rollout = conversation(1, 1, Size { calls, prompt: 200, generation: 50 });
     for (attack, name) in ATTACKS {
         let service = machine.service_with_memory(Clock::machine(), MEMORY_BUDGET_BYTES);
         let address = service.grpc_address.to_string();
@@ -89,7 +89,7 @@ pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
             let (beside, alone): (Vec<_>, Vec<_>) =
                 rounds.iter().map(|(beside, alone)| (of(beside), of(alone))).unzip();
             report.add(Line {
-                what: format!("answer to a call of 1 k, {which}, beside {name}, against alone"),
+                what: format!("answer to a call of 250 ids, {which}, beside {name}, against alone"),
                 ours: amount(Spread::of(&beside).median, "s"),
                 limit: amount(Spread::of(&alone).median, "s"),
                 ratio: ratios(&beside, &alone),

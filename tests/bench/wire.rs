@@ -13,7 +13,7 @@ use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::report_response::Response as Reported;
 use hedgerow::proto::v1::trainer_service_server::{TrainerService, TrainerServiceServer};
 use hedgerow::proto::v1::{self, AnswerOutcome};
-use hedgerow::service::{self, RunningService, ServiceOptions};
+use hedgerow::service::{self, LogSource, RunningService, ServiceOptions};
 use hedgerow::store::clock::Clock;
 use hedgerow::telemetry::Telemetry;
 use tokio::net::TcpListener;
@@ -50,7 +50,7 @@ impl Machine {
     /// The same, whose rollouts may hold so much in memory.
     pub(crate) fn service_with_memory(&self, clock: Clock, memory_budget_bytes: u64) -> RunningService {
         let options = ServiceOptions {
-            log: Arc::new(MemoryLog::forgetting()),
+            log: LogSource::Given(Arc::new(MemoryLog::forgetting())),
             telemetry: Telemetry::new(),
             clock,
             memory_budget_bytes,

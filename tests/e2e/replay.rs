@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hedgerow::forest::digest::Digest;
 use hedgerow::log::memory::MemoryLog;
-use hedgerow::log::{Log, Position, Record};
+use hedgerow::log::{Dated, Log, Position, Record};
 use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::{self, AckOutcome, AnswerOutcome};
 use hedgerow::queue::DropReason;
@@ -27,23 +27,29 @@ use crate::service::{TestService, about, call, ids, seal, subscription};
 pub(crate) fn replayed(log: &Arc<MemoryLog>) -> Image {
     let before = length(log);
     let options = StoreOptions {
-        log: log.clone(),
         clock: Clock::manual(),
         telemetry: Telemetry::new(),
         memory_budget_bytes: hedgerow::limits::MEMORY_BUDGET_BYTES,
     };
-    let (store, _commands) = Store::new(options, Position(before));
+    let (store, _commands) = Store::new(options);
     let mut sequencer = Sequencer::new(store);
     assert_eq!(sequencer.replay(log.as_ref()).unwrap(), Position(before));
     assert_eq!(length(log), before, "a replay logs nothing");
     sequencer.image()
 }
 
+/// All records of a log.
+fn all(log: &MemoryLog) -> Vec<Dated> {
+    let mut all = Vec::new();
+    log.read(Position(1), &mut |_, dated| all.push(dated)).unwrap();
+    all
+}
+
 /// The first records of a log, as a log of their own.
 fn cut(log: &MemoryLog, records: usize) -> Arc<MemoryLog> {
     let first = MemoryLog::keeping();
-    for (_, record) in log.read(Position(1)).unwrap().into_iter().take(records) {
-        first.append(first.frame(&record));
+    for dated in all(log).into_iter().take(records) {
+        first.append(first.frame(&dated.record, dated.unix_ms));
     }
     Arc::new(first)
 }
@@ -135,7 +141,7 @@ const EVERYTHING: [&str; 30] = [
 ];
 
 fn count(census: &mut Census, log: &MemoryLog, image: &Image) {
-    let records = log.read(Position(1)).unwrap();
+    let records = all(log);
     let rollouts = image.rollouts.values().map(|rollout| match rollout {
         RolloutImage::Open(_) => "rollout open at the end",
         RolloutImage::Finalised(_) => "rollout finalised at the end",
@@ -147,7 +153,7 @@ fn count(census: &mut Census, log: &MemoryLog, image: &Image) {
         UnitImage::Acknowledged => "unit acknowledged at the end",
         UnitImage::Dropped(_) => "unit dropped at the end",
     });
-    for what in records.iter().map(|(_, record)| kind(record)).chain(rollouts).chain(units) {
+    for what in records.iter().map(|dated| kind(&dated.record)).chain(rollouts).chain(units) {
         *census.entry(what).or_default() += 1;
     }
 }

@@ -17,7 +17,7 @@ use hedgerow::proto::v1::subscribe_request::Request;
 use hedgerow::proto::v1::subscribe_response::Response;
 use hedgerow::proto::v1::trainer_service_client::TrainerServiceClient;
 use hedgerow::proto::v1::{self, report_response};
-use hedgerow::service::{self, RunningService, ServiceOptions};
+use hedgerow::service::{self, LogSource, RunningService, ServiceOptions};
 use hedgerow::store::clock::Clock;
 use hedgerow::telemetry::Telemetry;
 use tokio::sync::mpsc;
@@ -44,7 +44,7 @@ impl TestService {
 
     /// A service on this log, which is replayed first.
     pub(crate) async fn start_on(log: Arc<dyn Log>) -> Self {
-        Self::start_as(ServiceOptions { log, ..ServiceOptions::default() }).await
+        Self::start_as(ServiceOptions { log: LogSource::Given(log), ..ServiceOptions::default() }).await
     }
 
     async fn start_as(options: ServiceOptions) -> Self {

@@ -24,6 +24,7 @@ mod queue;
 mod rollout;
 mod run;
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests;
 
 use std::ops::RangeInclusive;

@@ -1,3 +1,5 @@
+//! Messages that come in parts, against budgets that are short.
+
 //! Messages that come in pieces: whole ones come out however they were cut, and what is not whole holds no more than it may.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -12,6 +12,7 @@ use crate::rollout::event::RolloutRecord;
 use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::Outcome;
+use super::super::memory::Growth;
 use super::super::report::{attempt_superseded, newer_attempt_too_late};
 use super::super::{Entry, Live, OpenFacts, RolloutKey, Slot, figures};
 use super::{Admission, RunState, Sequencer};
@@ -92,6 +93,7 @@ impl Sequencer {
         }
         let is_awaited = replaces_open || self.knows_group(reference);
         self.store.memory().judge_opening(is_awaited)?;
+        self.store.judge_log_room(Growth::GoesOn)?;
         let run = self.run_or_new(&reference.run)?;
         match &reference.group {
             Some(id) => judge_group(run, id, reference, admission.group_size),
@@ -124,7 +126,7 @@ impl Sequencer {
         reference: &RolloutRef,
         position: Position,
     ) -> Result<(), Refusal> {
-        let (now_ms, unix_ms) = (self.store.clock.now_ms(), self.store.clock.unix_ms());
+        let (now_ms, unix_ms) = (self.store.clock.now_ms(), self.store.unix_ms());
         let share = self.store.memory().share(&key.run, position, now_ms);
         let run = self.run_or_new(&key.run)?;
         let settings = Arc::clone(&run.settings_now().rollout);
@@ -184,7 +186,7 @@ impl Sequencer {
             }
             (None, None) => return Ok(false),
         };
-        let unix_ms = self.store.clock.unix_ms();
+        let unix_ms = self.store.unix_ms();
         let run = self.run_or_new(&key.run)?;
         judge_group(run, &group, reference, admission.group_size)?;
         let joined = live.rollout.facts().group.is_none() && live.rollout.finalised().is_none();
@@ -222,14 +224,14 @@ impl Sequencer {
     pub(in crate::store) fn apply_group_size(&mut self, run: &RunId, group: &GroupId, size: u32) {
         if let Some(run) = self.runs.get_mut(run) {
             run.shared.watchers.group_changes(group);
-            run.groups.change_or_new(group, self.store.clock.unix_ms(), |group| group.said_size(size));
+            run.groups.change_or_new(group, self.store.unix_ms(), |group| group.said_size(size));
         }
     }
 
     /// In replay: an attempt at a rollout joins a group.
     pub(in crate::store) fn replay_joined(&mut self, key: &RolloutKey, attempt: u32, group: &GroupId) {
         if let Some(run) = self.runs.get_mut(&key.run) {
-            let unix_ms = self.store.clock.unix_ms();
+            let unix_ms = self.store.unix_ms();
             run.groups.member_opened(group, unix_ms, &key.rollout, attempt);
         }
     }

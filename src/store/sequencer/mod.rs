@@ -286,7 +286,7 @@ impl Sequencer {
 
     /// Logs what was decided here, with its effect.
     fn log(&self, record: &Record, effect: Option<Sequenced>) -> Position {
-        self.store.journal.append(self.store.journal.frame(record), effect)
+        self.store.journal.append(self.store.journal.frame(record, self.store.unix_ms()), effect)
     }
 
     fn next_deadline_ms(&self) -> u64 {

@@ -119,7 +119,7 @@ impl Sequencer {
         let lease_ms = settings.lease_ms;
         let memory = Arc::clone(self.store.memory());
         let state = self.runs.entry(run.clone()).or_insert_with(|| {
-            let created_unix_ms = self.store.clock.unix_ms();
+            let created_unix_ms = self.store.unix_ms();
             let metrics = self.store.telemetry.run(run);
             let settings_now = (0, Arc::clone(&settings));
             let shared = Run {

@@ -17,8 +17,10 @@ fn run(number: usize) -> RunId {
 fn sequencer() -> Sequencer {
     let log = Arc::new(MemoryLog::forgetting());
     let options =
-        StoreOptions { log, clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 30 };
-    Sequencer::new(Store::new(options, Position::default()).0)
+        StoreOptions { clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 30 };
+    let (store, _commands) = Store::new(options);
+    store.open_log(log, Position::default());
+    Sequencer::new(store)
 }
 
 /// A consumer with this number joins a group of its own in this run.

@@ -1,0 +1,112 @@
+//! The log on disk: records as frames of [`super::segments`], each with the time at which it was applied.
+//!
+//! Owns nothing but the bytes between the two: what a frame's payload is. Eight bytes of time, little-endian milliseconds since
+//! the Unix epoch, then the record as [`super::codec`] writes it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::codec::{self, CodecError, Encoding, Fault};
+use super::segments::storage::Storage;
+use super::segments::{Failure, Figures, OpenError, Options, Progress, Recovered, Room, SegmentLog};
+use super::{Dated, Frame, Log, LogError, Position, Record, Visit};
+
+/// Records in segment files.
+pub struct DiskLog {
+    segments: SegmentLog,
+}
+
+impl DiskLog {
+    /// Opens the log in a directory and shows every record, in order. Reads from the disk: not for an async thread.
+    ///
+    /// # Errors
+    /// If another process has it, it is damaged, or holds what this build cannot read; says where.
+    pub fn open(
+        storage: Arc<dyn Storage>,
+        options: Options,
+        progress: &Progress,
+        visit: &mut Visit<'_>,
+    ) -> Result<(Self, Recovered), LogError> {
+        let opened = SegmentLog::open(storage, options, progress, |position, kind, payload| {
+            visit(position, dated(kind, payload)?);
+            Ok::<_, CodecError>(())
+        });
+        match opened {
+            Ok((segments, recovered)) => Ok((Self { segments }, recovered)),
+            Err(OpenError::Log(error)) => Err(LogError::Segments(error)),
+            Err(OpenError::Visit { position, error }) => Err(LogError::Record { position, error }),
+        }
+    }
+
+    /// Why nothing becomes durable any more, once that is so.
+    #[must_use]
+    pub fn failed(&self) -> watch::Receiver<Option<Failure>> {
+        self.segments.failed()
+    }
+
+    /// What it takes.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        self.segments.figures()
+    }
+}
+
+const TIME_BYTES: usize = size_of::<u64>();
+
+fn dated(kind: u8, payload: &[u8]) -> Result<Dated, CodecError> {
+    let Some((time, record)) = payload.split_first_chunk::<TIME_BYTES>() else {
+        return Err(CodecError { kind, fault: Fault::Missing("the time") });
+    };
+    Ok(Dated { unix_ms: u64::from_le_bytes(*time), record: codec::decode(kind, record)? })
+}
+
+impl Log for DiskLog {
+    fn frame(&self, record: &Record, unix_ms: u64) -> Frame {
+        let encoding = Encoding::of(record);
+        let mut payload = Vec::with_capacity(TIME_BYTES + encoding.length_bytes());
+        payload.extend_from_slice(&unix_ms.to_le_bytes());
+        encoding.write_to(&mut payload);
+        Frame::Bytes { kind: encoding.kind(), payload: Bytes::from(payload) }
+    }
+
+    fn append(&self, frame: Frame) -> Position {
+        match frame {
+            Frame::Bytes { kind, payload } => self.segments.append(kind, payload),
+            Frame::Record(dated) => self.append(self.frame(&dated.record, dated.unix_ms)),
+            Frame::PlaceOnly => unreachable!("this log's frames have bytes"),
+        }
+    }
+
+    fn durable_through(&self) -> watch::Receiver<Position> {
+        self.segments.durable_through()
+    }
+
+    fn read(&self, from: Position, visit: &mut Visit<'_>) -> Result<(), LogError> {
+        let mut reader = self.segments.read(from)?;
+        while let Some(frame) = reader.next_frame()? {
+            let position = frame.position;
+            let dated =
+                dated(frame.kind, &frame.payload).map_err(|error| LogError::Record { position, error })?;
+            visit(position, dated);
+        }
+        Ok(())
+    }
+
+    fn truncate_before(&self, position: Position) {
+        self.segments.truncate_before(position);
+    }
+
+    fn queued_bytes(&self) -> u64 {
+        self.segments.queued_bytes()
+    }
+
+    fn has_room(&self) -> bool {
+        self.segments.room() == Room::Ample
+    }
+
+    fn close(&self) -> Result<(), Failure> {
+        self.segments.close()
+    }
+}
