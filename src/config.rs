@@ -29,10 +29,12 @@ pub struct Config {
     pub http_listen: SocketAddr,
     /// Listen on other addresses than loopback, although nothing is encrypted and nobody is asked who they are.
     pub allow_insecure_public_listen: bool,
-    /// Where the service stores what must survive; nothing yet, as this release keeps all in memory.
+    /// Where the service keeps its log, unless it is in memory.
     pub data_directory: PathBuf,
     /// What an answer waits for.
     pub durability: Durability,
+    /// What the log may take on disk, in bytes.
+    pub log_budget_bytes: u64,
     /// What rollouts, groups and tombstones may hold in memory, in bytes; up to a quarter more while rollouts are finished.
     pub memory_budget_bytes: u64,
     /// How log lines look.
@@ -47,10 +49,22 @@ pub struct Config {
 pub enum Durability {
     /// For nothing: what is answered is lost in a crash.
     Memory,
-    /// For the operating system. Comes with a later release.
+    /// For the operating system: what is answered outlives the process, not the machine.
     Os,
-    /// For the disk. Comes with a later release.
+    /// For the disk: what is answered outlives the machine's end.
     Fsync,
+}
+
+impl Durability {
+    /// As a configuration says it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Os => "os",
+            Self::Fsync => "fsync",
+        }
+    }
 }
 
 /// How log lines look.
@@ -71,6 +85,7 @@ impl Default for Config {
             allow_insecure_public_listen: false,
             data_directory: PathBuf::from("./hedgerow-data"),
             durability: Durability::Memory,
+            log_budget_bytes: limits::LOG_BUDGET_BYTES,
             memory_budget_bytes: limits::MEMORY_BUDGET_BYTES,
             log_format: LogFormat::Human,
             log_filter: "info".to_owned(),
@@ -93,14 +108,18 @@ pub struct ConfigFlags {
     #[arg(long, num_args = 0, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_insecure_public_listen: Option<bool>,
-    /// Where to store what must survive: nothing yet, as this release keeps all in memory [default: ./hedgerow-data]
+    /// Where to keep the log, unless it is in memory [default: ./hedgerow-data]
     #[arg(long, value_name = "DIRECTORY")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_directory: Option<PathBuf>,
-    /// What an answer waits for; this release: only "memory" [default: memory]
+    /// What an answer outlives: "memory" nothing, "os" the process, "fsync" the machine's end [default: memory]
     #[arg(long, value_name = "WHAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
+    /// Bytes that the log may take on disk [default: 68719476736]
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_budget_bytes: Option<u64>,
     /// Bytes that rollouts, groups and tombstones may hold in memory [default: 4294967296]
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,15 +174,12 @@ impl Config {
         if self.listen == self.http_listen && self.listen.port() != 0 {
             return Err(ConfigError(format!("http_listen: {} is taken by listen", self.http_listen)));
         }
-        match self.durability {
-            Durability::Memory => {}
-            Durability::Os | Durability::Fsync => {
-                return Err(ConfigError(
-                    "durability: a log on disk comes with a later release; this one keeps everything in memory, and \
-                     the only value is \"memory\""
-                        .to_owned(),
-                ));
-            }
+        if self.log_budget_bytes < limits::LOG_BUDGET_BYTES_MIN {
+            return Err(ConfigError(format!(
+                "log_budget_bytes: {} is less than {}, which the segments and spares of a log take",
+                self.log_budget_bytes,
+                limits::LOG_BUDGET_BYTES_MIN
+            )));
         }
         if self.memory_budget_bytes < limits::MEMORY_BUDGET_BYTES_MIN {
             return Err(ConfigError(format!(
@@ -187,15 +203,12 @@ impl Config {
             allow_insecure_public_listen,
             data_directory,
             durability,
+            log_budget_bytes,
             memory_budget_bytes,
             log_format,
             log_filter,
         } = self;
-        let durability = match durability {
-            Durability::Memory => "memory",
-            Durability::Os => "os",
-            Durability::Fsync => "fsync",
-        };
+        let durability = durability.as_str();
         let log_format = match log_format {
             LogFormat::Human => "human",
             LogFormat::Json => "json",
@@ -203,7 +216,7 @@ impl Config {
         format!(
             "listen = \"{listen}\"\nhttp_listen = \"{http_listen}\"\n\
              allow_insecure_public_listen = {allow_insecure_public_listen}\ndata_directory = {data_directory:?}\n\
-             durability = \"{durability}\"\nmemory_budget_bytes = {memory_budget_bytes}\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
+             durability = \"{durability}\"\nlog_budget_bytes = {log_budget_bytes}\nmemory_budget_bytes = {memory_budget_bytes}\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
         )
     }
 }
@@ -280,7 +293,8 @@ mod tests {
     fn errors_name_the_key() {
         assert!(problem_of("liisten = 3").contains("liisten"), "{}", problem_of("liisten = 3"));
         assert!(problem_of("listen = 3").starts_with("listen: "), "{}", problem_of("listen = 3"));
-        assert!(problem_of("durability = \"fsync\"").starts_with("durability: "));
+        assert!(problem_of("durability = \"paper\"").starts_with("durability: "));
+        assert!(problem_of("log_budget_bytes = 1000").starts_with("log_budget_bytes: 1000 is less"));
         assert!(problem_of("memory_budget_bytes = 1000").starts_with("memory_budget_bytes: 1000 is less"));
         assert!(problem_of("listen = \"0.0.0.0:1\"").contains("allow_insecure_public_listen"));
         assert!(load("listen = \"0.0.0.0:1\"\nallow_insecure_public_listen = true", &ConfigFlags::default()).is_ok());

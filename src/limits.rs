@@ -223,6 +223,8 @@ pub const LOG_BATCH_BYTES: usize = 1 << 20;
 pub const LOG_LINGER_US: u64 = 0;
 /// Largest payload of a frame of the log: a message, and what a record adds to it.
 pub const LOG_FRAME_BYTES_MAX: usize = REQUEST_MESSAGE_BYTES_MAX + (1 << 20);
+/// The smallest log that may be set: a few segments, and spares.
+pub const LOG_BUDGET_BYTES_MIN: u64 = 512 << 20;
 /// When it may be worth trying again what was refused because the log is full.
 pub const LOG_FULL_RETRY_AFTER_MS: u64 = 5000;
 /// Frames that are not durable yet; above it callers hold back.
@@ -265,7 +267,8 @@ const _: () = assert!(LOG_SEGMENT_BYTES_MIN <= LOG_SEGMENT_BYTES && LOG_SEGMENT_
 // A full queue, and a reserve of one segment for what is essential, fit into the spares.
 const _: () = assert!(LOG_QUEUED_BYTES_MAX + LOG_SEGMENT_BYTES <= LOG_SPARE_SEGMENTS as u64 * LOG_SEGMENT_BYTES);
 // The active segment, the spares, and as much again, fit into the budget.
-const _: () = assert!(2 * (1 + LOG_SPARE_SEGMENTS as u64) * LOG_SEGMENT_BYTES <= LOG_BUDGET_BYTES);
+const _: () = assert!(2 * (1 + LOG_SPARE_SEGMENTS as u64) * LOG_SEGMENT_BYTES <= LOG_BUDGET_BYTES_MIN);
+const _: () = assert!(LOG_BUDGET_BYTES_MIN <= LOG_BUDGET_BYTES);
 
 // New groups are refused before calls, and members of known ones before the first half of the reserve is used.
 const _: () = assert!(MEMORY_OPENS_PERCENT < 100 && 100 < MEMORY_AWAITED_OPENS_PERCENT);

@@ -198,12 +198,7 @@ async fn open_log(
 }
 
 /// Says how far the reading of the log has come, and how long it may take, until this is given up.
-async fn say_progress(
-    progress: Arc<Progress>,
-    begun: Instant,
-    telemetry: Arc<Telemetry>,
-    readiness: Arc<Readiness>,
-) {
+async fn say_progress(progress: Arc<Progress>, begun: Instant, telemetry: Arc<Telemetry>, readiness: Arc<Readiness>) {
     let mut every = tokio::time::interval(Duration::from_millis(PROGRESS_MS));
     loop {
         every.tick().await;
@@ -215,11 +210,7 @@ async fn say_progress(
             left_ms => format!(", some {} s are left", left_ms.div_ceil(1000)),
         };
         let megabytes = |bytes: u64| bytes / 1_000_000;
-        readiness.not_yet(format!(
-            "the log is being read: {} of {} MB{estimate}",
-            megabytes(read),
-            megabytes(total)
-        ));
+        readiness.not_yet(format!("the log is being read: {} of {} MB{estimate}", megabytes(read), megabytes(total)));
     }
 }
 
@@ -234,7 +225,13 @@ fn say_recovered(recovered: &Recovered, took: Duration) {
     for dropped in &recovered.dropped {
         let (file, offset_bytes) = (&dropped.file, dropped.offset_bytes);
         let (from, to_exclusive) = (dropped.from.map(|from| from.0), dropped.to_exclusive.map(|to| to.0));
-        tracing::error!(file, offset_bytes, from, to_exclusive, "records that were answered are given up, as was asked");
+        tracing::error!(
+            file,
+            offset_bytes,
+            from,
+            to_exclusive,
+            "records that were answered are given up, as was asked"
+        );
     }
 }
 

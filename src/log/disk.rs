@@ -87,8 +87,7 @@ impl Log for DiskLog {
         let mut reader = self.segments.read(from)?;
         while let Some(frame) = reader.next_frame()? {
             let position = frame.position;
-            let dated =
-                dated(frame.kind, &frame.payload).map_err(|error| LogError::Record { position, error })?;
+            let dated = dated(frame.kind, &frame.payload).map_err(|error| LogError::Record { position, error })?;
             visit(position, dated);
         }
         Ok(())

@@ -62,7 +62,9 @@ where
                 let refusal = refusal.retry_after_ms(limits::NOT_READY_RETRY_AFTER_MS);
                 Either::Right(ready(Ok(refused(refusal).into_http())))
             }
-            Ready::NotYet(_) | Ready::Failed(_) | Ready::Yes | Ready::Draining => Either::Left(self.inner.call(request)),
+            Ready::NotYet(_) | Ready::Failed(_) | Ready::Yes | Ready::Draining => {
+                Either::Left(self.inner.call(request))
+            }
         }
     }
 }

@@ -16,8 +16,7 @@ fn run(number: usize) -> RunId {
 
 fn sequencer() -> Sequencer {
     let log = Arc::new(MemoryLog::forgetting());
-    let options =
-        StoreOptions { clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 30 };
+    let options = StoreOptions { clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 30 };
     let (store, _commands) = Store::new(options);
     store.open_log(log, Position::default());
     Sequencer::new(store)
