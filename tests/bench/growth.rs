@@ -77,8 +77,9 @@ impl Shape {
     }
 }
 
-/// A call with so many blocks of ids, and one that leaves it inside each block, deepest first.
+/// A call with so many blocks of ids, and one that leaves it inside each block and ends before the next, deepest first.
 fn rewinds(count: usize) -> Vec<NewCall> {
+    const LEAVES_AT: usize = 10;
     let line = Kind::Linear.sized(Size { calls: 1, prompt: count * BLOCK_TOKENS, generation: 24 });
     let whole = new_call(&line, &line.calls[0], Form::Full);
     let short = Kind::Linear.sized(Size { calls: 1, prompt: 1, generation: 24 });
@@ -87,12 +88,12 @@ fn rewinds(count: usize) -> Vec<NewCall> {
     let mut state = Digest::default();
     let mut digests = Vec::with_capacity(count);
     for block in ids.as_chunks::<BLOCK_TOKENS>().0 {
-        digests.push(state.then(&block[..BLOCK_TOKENS - 10]));
+        digests.push(state.then(&block[..LEAVES_AT]));
         state = state.then(block);
     }
     let rewind = |number: usize| {
         let mut call = new_call(&short, &short.calls[0], Form::Full);
-        let base_length = (count - number) * BLOCK_TOKENS - 10;
+        let base_length = (count - number - 1) * BLOCK_TOKENS + LEAVES_AT;
         call.facts.call_id = CallId::parse(&format!("rewind-{number}")).expect("an id");
         call.facts.sequence = number as u64 + 1;
         call.facts.generation[0] = u32::try_from(number).expect("a small number");
