@@ -150,7 +150,7 @@ pub struct Store {
     pub(crate) rollouts: DashMap<RolloutKey, Arc<Entry>>,
     pub(crate) runs: DashMap<RunId, Arc<Run>>,
     pub(crate) journal: Journal<Sequenced>,
-    /// In replay: when the record that is applied was applied first. 0: now.
+    /// In replay: when the record that is applied was applied first. [`u64::MAX`]: now.
     replayed_unix_ms: AtomicU64,
     pub(crate) clock: Clock,
     pub(crate) telemetry: Arc<Telemetry>,
@@ -173,7 +173,7 @@ impl Store {
             rollouts: DashMap::new(),
             runs: DashMap::new(),
             journal: Journal::default(),
-            replayed_unix_ms: AtomicU64::new(0),
+            replayed_unix_ms: AtomicU64::new(u64::MAX),
             clock: options.clock,
             telemetry: options.telemetry,
             timers: Timers::default(),
@@ -201,14 +201,14 @@ impl Store {
     /// Milliseconds since the Unix epoch, now, or when a record that is replayed was applied first.
     pub(crate) fn unix_ms(&self) -> u64 {
         match self.replayed_unix_ms.load(Ordering::Relaxed) {
-            0 => self.clock.unix_ms(),
+            u64::MAX => self.clock.unix_ms(),
             replayed => replayed,
         }
     }
 
     /// In replay: when the record that comes next was applied first; `None` at its end.
     pub(crate) fn replaying(&self, unix_ms: Option<u64>) {
-        self.replayed_unix_ms.store(unix_ms.map_or(0, |unix_ms| unix_ms.max(1)), Ordering::Relaxed);
+        self.replayed_unix_ms.store(unix_ms.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The clock that everything here goes by.

@@ -36,8 +36,8 @@ const MEMORY_BUDGET_BYTES: u64 = 256 << 20;
 const PROBE_TICK: Duration = Duration::from_millis(2);
 /// How often a drip drips.
 const DRIP_TICK: Duration = Duration::from_millis(20);
-/// How long after an attack has begun, or is over, others are measured.
-const SETTLE: Duration = Duration::from_secs(1);
+/// How many ticks pass before each round.
+const SETTLE_TICKS: usize = 500;
 /// Connections of an attack.
 const CONNECTIONS: usize = 8;
 
@@ -127,24 +127,23 @@ async fn measure(
         Some((threads, attack)) => {
             let address = address.to_owned();
             let attackers = threads.spawn(async move { begin(attack, &address, round).await }).await;
-            // Those that wait, not their coming.
-            tokio::time::sleep(SETTLE).await;
             attackers.expect("it begins")
         }
         None => JoinSet::new(),
     };
     let mut every = interval(PROBE_TICK);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Those who are there are measured, not their coming; and not what the attackers of the round before had sent.
+    for _ in 0..SETTLE_TICKS {
+        every.tick().await;
+        ask(0, heartbeat()).await;
+    }
     let mut took = Vec::new();
     for one in calls {
         every.tick().await;
         took.push(ask(one.sequence, Event::Call(call(rollout, one, Form::Delta))).await);
     }
-    if attack.is_some() {
-        drop(attackers);
-        // What the attackers had sent already is not part of the next round.
-        tokio::time::sleep(SETTLE).await;
-    }
+    drop(attackers);
     took
 }
 
