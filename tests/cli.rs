@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead as _, BufReader, Lines};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_hedgerow");
@@ -40,6 +40,11 @@ impl Served {
             }
         };
         Self { process, address, log }
+    }
+
+    /// One whose log is on disk, in this folder.
+    fn durable(directory: &Path) -> Self {
+        Self::spawn(Command::new(BINARY).args(SERVE).args(["--durability", "fsync", "--data-directory"]).arg(directory))
     }
 
     fn client(&self, arguments: &[&str]) -> Output {
@@ -111,6 +116,30 @@ fn a_recording_is_replayed_tailed_and_shown() {
     assert!(text(&shown.stdout).contains("row 2"), "{}", text(&shown.stdout));
     let missing = served.client(&["show", "r/2", "--run", "one"]);
     assert_eq!(missing.status.code(), Some(1));
+}
+
+#[test]
+fn what_was_answered_outlives_a_killed_process() {
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("durable");
+    // One that an earlier run has left.
+    let _ = std::fs::remove_dir_all(&directory);
+    let served = Served::durable(&directory);
+    let path = file("durable.jsonl", &FORK);
+    assert!(served.client(&["replay", path.to_str().unwrap(), "--run", "one"]).status.success());
+    let before = served.client(&["tail", "--run", "one", "--no-follow"]).stdout;
+    assert_eq!(text(&before).lines().count(), 2);
+
+    let second = hedgerow(&[&SERVE[..], &["--durability", "fsync", "--data-directory", directory.to_str().unwrap()]].concat());
+    assert_eq!(second.status.code(), Some(1));
+    assert!(text(&second.stderr).contains("another process holds the log"), "{}", text(&second.stderr));
+
+    // Killed, without a word.
+    drop(served);
+    let served = Served::durable(&directory);
+    assert_eq!(text(&served.client(&["tail", "--run", "one", "--no-follow"]).stdout), text(&before), "the same bytes");
+    let again = served.client(&["replay", path.to_str().unwrap(), "--run", "one"]);
+    assert!(again.status.success(), "a resend is success: {}", text(&again.stderr));
+    assert_eq!(text(&served.client(&["tail", "--run", "one", "--no-follow"]).stdout), text(&before));
 }
 
 #[test]
