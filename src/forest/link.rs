@@ -166,7 +166,7 @@ impl Forest {
         links
     }
 
-    pub(super) fn ends_of(&self, kept: &CallSet) -> EndIndex {
+    fn ends_of(&self, kept: &CallSet) -> EndIndex {
         let mut ends = EndIndex::default();
         kept.iter().for_each(|call| ends.insert(&self.tokens, &self.calls, call));
         ends

@@ -15,8 +15,6 @@ pub mod call;
 pub mod digest;
 mod index;
 pub mod link;
-mod marks;
-mod paths;
 pub mod plan;
 pub mod rows;
 pub(crate) mod size;

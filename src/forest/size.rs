@@ -8,7 +8,6 @@ use super::Forest;
 use super::accept::CallRecord;
 use super::call::{Call, CallFacts, Link, Pending, RecordedPrompt, VersionSpan};
 use super::digest::BLOCK_TOKENS;
-use super::index::EndIndex;
 use super::tokens::TokenStore;
 
 /// An id besides its text: the counts before it, and what the allocator rounds up.
@@ -44,7 +43,6 @@ impl Forest {
         (self.tokens.block_count() - 1) * TokenStore::BLOCK_BYTES
             + self.calls.len() * CALL_BYTES
             + self.array_bytes
-            + self.ends.resident_bytes()
             + (self.agents.list.len() + self.names.list.len()) * AGENT_BYTES
             + self.agents.id_bytes
             + self.names.text_bytes
@@ -73,10 +71,9 @@ impl CallRecord {
                     RecordedPrompt::Known { .. } => 0,
                     RecordedPrompt::Waiting(delta) => size_of::<Pending>() + 2 * id_bytes(&delta.base) + 64,
                 };
-                let ids = ids_bytes(prompt_ids(prompt) + facts.generation.len()) + EndIndex::CALL_BYTES;
-                CALL_BYTES + of_facts(facts) + ids + texts + base
+                CALL_BYTES + of_facts(facts) + ids_bytes(prompt_ids(prompt) + facts.generation.len()) + texts + base
             }
-            Self::Prompt(_, prompt) => ids_bytes(prompt_ids(prompt)) + EndIndex::CALL_BYTES,
+            Self::Prompt(_, prompt) => ids_bytes(prompt_ids(prompt)),
         }
     }
 }

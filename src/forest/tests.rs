@@ -2,8 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod growth;
-
 use super::call::*;
 use super::digest::Digest;
 use super::link::*;

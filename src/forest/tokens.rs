@@ -126,6 +126,12 @@ impl TokenStore {
         self.links.get(block.index()).parent
     }
 
+    /// Whether any block stands below this one.
+    #[must_use]
+    pub fn has_children(&self, block: BlockId) -> bool {
+        self.links.get(block.index()).likely_child != BlockId::ROOT
+    }
+
     /// Blocks stored, the root included.
     #[must_use]
     pub fn block_count(&self) -> usize {
@@ -209,8 +215,7 @@ impl TokenStore {
         ids
     }
 
-    /// The ids of a block; the root has none.
-    pub(super) fn ids(&self, block: BlockId) -> &[u32] {
+    fn ids(&self, block: BlockId) -> &[u32] {
         match block.index().checked_sub(1) {
             Some(index) => self.blocks.get(index),
             None => &[],

@@ -3,8 +3,7 @@
 use std::hint::black_box;
 
 use hedgerow::forest::Forest;
-use hedgerow::forest::call::{Delta, NewCall, Prompt};
-use hedgerow::forest::digest::{BLOCK_TOKENS, Digest};
+use hedgerow::forest::call::NewCall;
 use hedgerow::forest::link::CallSet;
 use hedgerow::forest::plan::{PlanInput, SharedCallOwner};
 use hedgerow::ids::CallId;
@@ -24,14 +23,12 @@ enum Shape {
     Siblings,
     /// All calls have one prompt and one generation.
     Twins,
-    /// One long call, then calls that begin with ever less of it, given as deltas.
-    Rewinds,
 }
 
 impl Shape {
     fn all() -> Vec<Self> {
         let kinds = |shuffled| Kind::SIZED.into_iter().map(move |kind| Self::Kind(kind, shuffled));
-        kinds(false).chain(kinds(true)).chain([Self::Siblings, Self::Twins, Self::Rewinds]).collect()
+        kinds(false).chain(kinds(true)).chain([Self::Siblings, Self::Twins]).collect()
     }
 
     fn name(self) -> String {
@@ -40,7 +37,6 @@ impl Shape {
             Self::Kind(kind, true) => format!("{}-shuffled", kind.name()),
             Self::Siblings => "siblings".to_owned(),
             Self::Twins => "twins".to_owned(),
-            Self::Rewinds => "rewinds".to_owned(),
         }
     }
 
@@ -72,40 +68,8 @@ impl Shape {
                 };
                 (0..count).map(sibling).collect()
             }
-            Self::Rewinds => rewinds(count),
         }
     }
-}
-
-/// A call with so many blocks of ids, and one that leaves it inside each block and ends before the next, deepest first.
-fn rewinds(count: usize) -> Vec<NewCall> {
-    const LEAVES_AT: usize = 10;
-    let line = Kind::Linear.sized(Size { calls: 1, prompt: count * BLOCK_TOKENS, generation: 24 });
-    let whole = new_call(&line, &line.calls[0], Form::Full);
-    let short = Kind::Linear.sized(Size { calls: 1, prompt: 1, generation: 24 });
-    let Prompt::Full(ids) = &whole.prompt else { panic!("a full prompt was asked for") };
-    // The digest of each length, from the state after the block before it.
-    let mut state = Digest::default();
-    let mut digests = Vec::with_capacity(count);
-    for block in ids.as_chunks::<BLOCK_TOKENS>().0 {
-        digests.push(state.then(&block[..LEAVES_AT]));
-        state = state.then(block);
-    }
-    let rewind = |number: usize| {
-        let mut call = new_call(&short, &short.calls[0], Form::Full);
-        let base_length = (count - number - 1) * BLOCK_TOKENS + LEAVES_AT;
-        call.facts.call_id = CallId::parse(&format!("rewind-{number}")).expect("an id");
-        call.facts.sequence = number as u64 + 1;
-        call.facts.generation[0] = u32::try_from(number).expect("a small number");
-        call.prompt = Prompt::Delta(Delta {
-            base: whole.facts.call_id.clone(),
-            base_length: u32::try_from(base_length).expect("a short text"),
-            digest: digests[count - number - 1],
-            suffix: Vec::new(),
-        });
-        call
-    };
-    std::iter::once(whole.clone()).chain((0..count).map(rewind)).collect()
 }
 
 /// Takes all calls of a rollout, and finds its links and rows as finalising does.
