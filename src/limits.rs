@@ -188,7 +188,7 @@ pub const RECEIVE_RETRY_AFTER_MS: u64 = 1000;
 pub const HELD_UNITS_BYTES_MAX: usize = 1 << 20;
 
 /// How long a stream works without a pause until others have their turn.
-pub const TURN_US: u64 = 100;
+pub const TURN_US: u64 = 400;
 /// What counts as a pause.
 pub const TURN_PAUSE_US: u64 = 50;
 /// Bytes that a connection reads for each unit of the budget of 128 after which its task gives way.
