@@ -7,6 +7,7 @@ mod service;
 
 mod bad_input;
 mod crowds;
+mod disk;
 mod drain;
 mod durability;
 mod figures;

@@ -17,7 +17,7 @@ use hedgerow::proto::v1::subscribe_request::Request;
 use hedgerow::proto::v1::subscribe_response::Response;
 use hedgerow::proto::v1::trainer_service_client::TrainerServiceClient;
 use hedgerow::proto::v1::{self, report_response};
-use hedgerow::service::{self, LogSource, RunningService, ServiceOptions};
+use hedgerow::service::{self, LogSource, RunningService, ServiceError, ServiceOptions};
 use hedgerow::store::clock::Clock;
 use hedgerow::telemetry::Telemetry;
 use tokio::sync::mpsc;
@@ -48,10 +48,15 @@ impl TestService {
     }
 
     async fn start_as(options: ServiceOptions) -> Self {
+        Self::try_start(options).await.expect("the service starts")
+    }
+
+    /// A service that may not start.
+    pub(crate) async fn try_start(options: ServiceOptions) -> Result<Self, ServiceError> {
         let clock = Clock::manual();
         let options = ServiceOptions { clock: clock.clone(), telemetry: Telemetry::new(), ..options };
-        let running = service::start(options).await.expect("the service starts");
-        Self { running, clock }
+        let running = service::start(options).await?;
+        Ok(Self { running, clock })
     }
 
     /// A connection of its own.

@@ -1,0 +1,123 @@
+//! The whole service on a disk that fails and forgets: what was answered is there after each crash, and nothing is answered once
+//! the log has failed.
+
+use std::sync::Arc;
+
+use hedgerow::log::segments::faulty::{Fault, FaultyStorage};
+use hedgerow::log::segments::{Durability, Options};
+use hedgerow::proto::v1::report_request::Event;
+use hedgerow::proto::v1::{self, AckOutcome, AnswerOutcome};
+use hedgerow::service::{LogSource, ServiceOptions};
+
+use crate::life::finish;
+use crate::queue_taker::{Taker, unit_ids};
+use crate::service::{TestService, about, call, subscription};
+
+/// Small segments, so that there are many of them.
+const SEGMENT_BYTES: u64 = 16 << 10;
+const ROLLOUTS: usize = 4;
+const CALLS: u64 = 6;
+
+async fn on(disk: &FaultyStorage, durability: Durability) -> Option<TestService> {
+    let options = Options { segment_bytes: SEGMENT_BYTES, durability, ..Options::new(7) };
+    let log = LogSource::Disk { storage: Arc::new(disk.clone()), options };
+    TestService::try_start(ServiceOptions { log, ..ServiceOptions::default() }).await.ok()
+}
+
+/// All events, with the rollouts that they are about: calls of 300 ids, each after the one before, then a finish.
+fn events() -> Vec<(v1::RolloutRef, Event)> {
+    let of = |rollout: usize| {
+        let about = about("run", &format!("{rollout}"));
+        let at = |place: u32| if place % 300 == 299 { 9 } else { place };
+        let prompt = move |id: u64| -> Vec<u32> { (0..u32::try_from(300 * id - 1).unwrap()).map(at).collect() };
+        let calls = (1..=CALLS).map(move |id| Event::Call(call(&format!("{id}"), "main", id, &prompt(id), &[9])));
+        calls.chain([finish(0.5)]).map(move |event| (about.clone(), event))
+    };
+    (0..ROLLOUTS).flat_map(of).collect()
+}
+
+/// Reports events from this one on until the log fails; how many were answered.
+async fn report(service: &TestService, from: usize) -> usize {
+    let mut worker = service.worker().await;
+    for (at, (about, event)) in events().into_iter().enumerate().skip(from) {
+        let answer = tokio::select! {
+            answer = worker.report(&about, event) => answer,
+            failure = service.running.log_failed() => {
+                assert!(!failure.is_empty());
+                return at;
+            }
+        };
+        assert_eq!(answer.outcome(), AnswerOutcome::Accepted, "event {at}: {answer:?}");
+    }
+    events().len()
+}
+
+/// What was answered is known; the first event after it may be known too, for it may have come to the disk unanswered.
+async fn check(service: &TestService, answered: usize) -> usize {
+    let mut worker = service.worker().await;
+    for (at, (about, event)) in events().into_iter().take(answered + 1).enumerate() {
+        let outcome = worker.report(&about, event).await.outcome();
+        assert!(outcome == AnswerOutcome::Duplicate || at == answered, "event {at} of {answered}: {outcome:?}");
+    }
+    (answered + 1).min(events().len())
+}
+
+/// One life after another on one disk, each with a fault at another operation, until all is reported. Says how many lives.
+async fn lives(seed: u64, fault: Fault, apart: u64) -> usize {
+    let disk = FaultyStorage::new(seed);
+    let (mut answered, mut lives) = (0, 0);
+    while answered < events().len() {
+        lives += 1;
+        // It grows, so that it comes to an end.
+        disk.fail_in(apart + lives as u64 * 3, fault);
+        if let Some(service) = on(&disk, Durability::Fsync).await {
+            if answered > 0 {
+                disk.heal();
+                answered = check(&service, answered).await;
+                disk.fail_in(apart + lives as u64 * 3, fault);
+            }
+            answered = report(&service, answered).await;
+            service.running.stop().await;
+        }
+        disk.crash();
+    }
+    let service = on(&disk, Durability::Fsync).await.expect("the disk is sound again");
+    assert_eq!(check(&service, answered).await, answered);
+    let mut taker = Taker::join(&service, subscription("run", "trainers")).await;
+    let units = taker.take_units(ROLLOUTS).await;
+    let rows: Vec<_> = units.iter().map(|unit| (unit.rows[0].trains().len(), unit.rows[0].token_ids.len())).collect();
+    assert_eq!(rows, [(CALLS as usize, 300 * CALLS as usize); ROLLOUTS]);
+    let ids = unit_ids(&units).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(taker.ack(&ids).await, [AckOutcome::Acknowledged; ROLLOUTS]);
+    drop(taker);
+    service.running.stop().await;
+    disk.crash();
+    let service = on(&disk, Durability::Fsync).await.expect("the disk is sound");
+    let mut worker = service.worker().await;
+    for (about, event) in events() {
+        assert_eq!(worker.report(&about, event).await.outcome(), AnswerOutcome::AlreadyEnded);
+    }
+    lives as usize
+}
+
+#[tokio::test]
+async fn what_was_answered_is_there_however_the_disk_fails() {
+    let mut all = 0;
+    for (seed, fault) in [(1, Fault::Crash), (2, Fault::Error), (3, Fault::Full)] {
+        for apart in [0, 11, 17] {
+            all += lives(seed, fault, apart).await;
+        }
+    }
+    assert!(all > 40, "{all} lives: the faults come too late to matter");
+}
+
+#[tokio::test]
+async fn what_the_system_had_outlives_the_process() {
+    let disk = FaultyStorage::new(5);
+    let service = on(&disk, Durability::Os).await.unwrap();
+    let answered = report(&service, 0).await;
+    assert_eq!(answered, events().len());
+    disk.kill();
+    let service = on(&disk, Durability::Os).await.unwrap();
+    check(&service, answered).await;
+}
