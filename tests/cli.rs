@@ -129,7 +129,8 @@ fn what_was_answered_outlives_a_killed_process() {
     let before = served.client(&["tail", "--run", "one", "--no-follow"]).stdout;
     assert_eq!(text(&before).lines().count(), 2);
 
-    let second = hedgerow(&[&SERVE[..], &["--durability", "fsync", "--data-directory", directory.to_str().unwrap()]].concat());
+    let second =
+        hedgerow(&[&SERVE[..], &["--durability", "fsync", "--data-directory", directory.to_str().unwrap()]].concat());
     assert_eq!(second.status.code(), Some(1));
     assert!(text(&second.stderr).contains("another process holds the log"), "{}", text(&second.stderr));
 

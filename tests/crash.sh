@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The crash test: real processes, killed with SIGKILL at random moments and started again. A round is one kill.
+#   tests/crash.sh [--rounds N] [--seed S]
+# Ends with "N passed, N failed", and with 0 only if nothing failed. `cargo test` does a short run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ "$#" -gt 0 ] || set -- --rounds 200
+exec cargo test --quiet --test crash -- "$@"
