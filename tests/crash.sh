@@ -5,4 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$#" -gt 0 ] || set -- --rounds 200
-exec cargo test --quiet --test crash -- "$@"
+# Run by itself, so that the last word is the test's and not cargo's.
+built=$(cargo test --quiet --test crash --no-run --message-format=json-render-diagnostics)
+crash=$(sed -n 's/.*"name":"crash".*"executable":"\([^"]*\)".*/\1/p' <<<"$built" | tail -n 1)
+exec "$crash" "$@"

@@ -177,6 +177,9 @@ impl Field {
             }
             left -= self.kill_somebody(left);
             self.count_faults();
+            if self.failed > 0 {
+                return Ok(());
+            }
         }
         self.hear(usize::MAX, &expected)?;
         let address = self.address();
