@@ -111,11 +111,20 @@ impl v1::harness_service_server::HarnessService for Harness {
         let mut last = Position::default();
         // All at once: batches that each held some and waited for more would wait for each other.
         let _in_flight = self.shared.in_flight(requests.iter().map(weight).sum()).await;
+        let (clock, mut turn, mut answers_bytes) = (self.shared.store.clock(), Turn::default(), 0);
         for request in requests {
-            let (answer, position) = self.shared.answer(None, request).await;
+            let begun_us = clock.now_us();
+            turn.give_way(&self.shared.lanes, begun_us).await;
+            let (mut answer, position) = self.shared.answer(None, request).await;
+            turn.worked(begun_us, clock.now_us());
+            if let Some(seal) = answer.seal.as_mut().filter(|_| answers_bytes > limits::BATCH_LISTS_BYTES_MAX) {
+                (seal.missing, seal.agents_without_list) = (Vec::new(), Vec::new());
+            }
+            answers_bytes += answer.encoded_len();
             last = last.max(position);
             answers.push(answer);
         }
+        turn.pause();
         self.shared.store.durable(last).await;
         self.shared.answered_durably(arrived_us);
         Ok(Response::new(v1::ReportBatchResponse { answers }))

@@ -2,7 +2,10 @@
 //!
 //! What is shown waits until all that it may rest on is durable: who asks after an answer sees what was answered.
 
-use tokio::sync::oneshot;
+use std::sync::Arc;
+
+use prost::Message as _;
+use tokio::sync::{Semaphore, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -21,11 +24,16 @@ use super::convert::inspect::calls::Shower;
 use super::convert::inspect::lists::{self, RolloutFilter, ServiceLedger};
 use super::convert::inspect::pages::{self, Page};
 use super::convert::inspect::{Outline, Shown};
+use super::refusals::UntilSent;
 use super::{Shared, convert, draining, ended_message, not_in_this_release, refused, run_id};
 
 /// The service.
 pub(super) struct Inspect {
     shared: Shared,
+    /// Rollouts that may be put together at once.
+    shown: Arc<Semaphore>,
+    /// Large ones that may be on their way.
+    large: Arc<Semaphore>,
 }
 
 /// Calls shown, or looked at, under a rollout's lock at once.
@@ -39,7 +47,21 @@ const IDS_AT_ONCE: usize = 256;
 
 impl Inspect {
     pub(super) fn new(shared: Shared) -> Self {
-        Self { shared }
+        let at_once = || Arc::new(Semaphore::new(limits::SHOWN_AT_ONCE));
+        Self { shared, shown: at_once(), large: at_once() }
+    }
+
+    /// A large answer takes room until it has been sent: whoever asked may never read it.
+    fn until_sent(&self, bytes: usize) -> Result<Option<UntilSent>, Status> {
+        if bytes <= limits::SHOWN_LARGE_BYTES {
+            return Ok(None);
+        }
+        let room = Arc::clone(&self.large).try_acquire_owned();
+        room.map(|room| Some(UntilSent::new(room))).map_err(|_| {
+            let message =
+                format!("{} large rollouts are on their way, as many as may be at once", limits::SHOWN_AT_ONCE);
+            refused(Refusal::new(Reason::ServiceFull, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS))
+        })
     }
 
     /// A rollout as it is shown, or how it ended. Its lock is taken for a few calls at a time.
@@ -210,11 +232,19 @@ impl v1::inspect_service_server::InspectService for Inspect {
         let request = request.into_inner();
         let (run, rollout, shown) = convert::inspect::get_rollout(&request).map_err(refused)?;
         let key = RolloutKey { run, rollout };
+        // It is never closed.
+        let at_once = self.shown.acquire().await.ok();
         let found = self.shown(&key, &shown).await?;
+        drop(at_once);
         // What is shown, and also that there is nothing, may rest on what is not durable yet.
         self.shared.store.durable(self.shared.store.last_position()).await;
         match found {
-            Some(Ok(response)) => Ok(Response::new(response)),
+            Some(Ok(response)) => {
+                let room = self.until_sent(response.encoded_len())?;
+                let mut response = Response::new(response);
+                room.and_then(|room| response.extensions_mut().insert(room));
+                Ok(response)
+            }
             Some(Err(ended)) => {
                 let about = RolloutRef {
                     run: key.run,

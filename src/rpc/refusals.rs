@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, Request, Response};
@@ -35,6 +36,19 @@ pub(super) struct Refusals<S> {
 struct Counted {
     body: Body,
     telemetry: Arc<Telemetry>,
+    _held: Option<UntilSent>,
+}
+
+/// Room that an answer takes until it has been sent, as an extension of the answer.
+#[derive(Clone)]
+pub(super) struct UntilSent(
+    #[expect(dead_code, reason = "it gives the room back when it is dropped")] Arc<OwnedSemaphorePermit>,
+);
+
+impl UntilSent {
+    pub(super) fn new(room: OwnedSemaphorePermit) -> Self {
+        Self(Arc::new(room))
+    }
 }
 
 impl RefusalsLayer {
@@ -67,10 +81,11 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (response, telemetry) = (self.inner.call(request), Arc::clone(&self.telemetry));
         Box::pin(async move {
-            let response = response.await?;
+            let mut response = response.await?;
+            let held = response.extensions_mut().remove::<UntilSent>();
             // Without a message, the status stands before the body.
             count(&telemetry, response.headers());
-            Ok(response.map(|body| Body::new(Counted { body, telemetry })))
+            Ok(response.map(|body| Body::new(Counted { body, telemetry, _held: held })))
         })
     }
 }

@@ -91,7 +91,11 @@ impl Connection {
     }
 
     async fn report(&mut self) -> (SendStream<Bytes>, ResponseFuture) {
-        let uri = format!("http://{}/hedgerow.v1.HarnessService/Report", self.address);
+        self.ask("Report").await
+    }
+
+    async fn ask(&mut self, method: &str) -> (SendStream<Bytes>, ResponseFuture) {
+        let uri = format!("http://{}/hedgerow.v1.HarnessService/{method}", self.address);
         let request = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
         self.client = self.client.clone().ready().await.unwrap();
         let (response, sender) = self.client.send_request(request.body(()).unwrap(), false).unwrap();
@@ -150,6 +154,24 @@ async fn a_stream_does_not_keep_what_its_largest_message_took() {
     served.others_go_on("beside", 1).await;
     let now = served.resident_bytes();
     assert!(now < (STREAMS * LARGE_BYTES / 4) as u64, "{STREAMS} silent streams, and {now} bytes");
+}
+
+#[tokio::test]
+async fn very_many_requests_of_nothing_are_refused_before_they_are_decoded() {
+    const BATCH_BYTES: usize = 32 << 20;
+    let served = Served::start();
+    served.others_go_on("before", 1).await;
+    let before = served.resident_bytes();
+    let batch: Vec<u8> = [0x0a, 0].repeat(BATCH_BYTES / 2);
+    let mut connection = Connection::open(&served).await;
+    let (mut sender, response) = connection.ask("ReportBatch").await;
+    sender.send_data(framed(u32::try_from(BATCH_BYTES).unwrap(), &batch).into(), true).unwrap();
+    let response = response.await.unwrap();
+    let status = tonic::Status::from_header_map(response.headers()).expect("a status");
+    let reason = tonic_types::StatusExt::get_details_error_info(&status).map(|info| info.reason);
+    assert_eq!((status.code(), reason.as_deref()), (tonic::Code::InvalidArgument, Some("over_limit")));
+    let more = served.resident_bytes_most() - before;
+    assert!(more < 4 * BATCH_BYTES as u64, "{more} bytes");
 }
 
 async fn answer(body: &mut RecvStream) -> v1::Answer {

@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use prost::Message;
+
 use crate::error::Refusal;
 use crate::forest::Forest;
 use crate::forest::call::{Call, CallIndex, Link};
@@ -127,10 +129,13 @@ pub fn seal_status_with(rollout: &Rollout, links: &Links) -> v1::SealStatus {
     let without_list = status::agents_without_list(facts);
     let totals = facts.forest.totals();
     v1::SealStatus {
-        missing: missing_calls(facts, &missing),
+        missing: within_bytes(missing_calls(facts, &missing), Message::encoded_len),
         missing_count: missing.len() as u64,
         missing_expected_calls: status::missing_expected_calls(facts),
-        agents_without_list: without_list.iter().take(limits::SEAL_LISTED_MAX).map(AgentId::to_string).collect(),
+        agents_without_list: within_bytes(
+            without_list.iter().take(limits::SEAL_LISTED_MAX).map(AgentId::to_string).collect(),
+            String::len,
+        ),
         agents_without_list_count: without_list.len() as u64,
         agents_started: shape.agents_started,
         agents_finished: shape.agents_finished,
@@ -144,6 +149,17 @@ pub fn seal_status_with(rollout: &Rollout, links: &Links) -> v1::SealStatus {
         complete: finalised,
         finalised,
     }
+}
+
+/// The first of a list, as many as one answer has room for.
+fn within_bytes<T>(list: Vec<T>, bytes: impl Fn(&T) -> usize) -> Vec<T> {
+    let mut left = limits::SEAL_LISTED_BYTES_MAX;
+    let fits = |item: &T| {
+        let rest = left.checked_sub(bytes(item));
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    list.into_iter().take_while(fits).collect()
 }
 
 /// The first of the missing calls, each with the agent that kept it as far as that is known.

@@ -16,16 +16,31 @@ use crate::rpc::refused;
 use crate::rpc::unread::Reader;
 use crate::store::clock::Clock;
 
-use super::framing::{Broken, Ends, Framing};
+use super::framing::{Broken, Ends, Framing, HEADER_BYTES};
 use super::room::{Room, Wanted};
 
 /// Pieces shorter than this are copied: each would pin the buffer that it came in.
 const PIECE_BYTES_MIN: usize = 4096;
 
+/// What becomes of messages that are whole.
+#[derive(Clone, Copy)]
+pub(super) enum Whole {
+    /// They are read at once, and their room is free.
+    HandedOn,
+    /// They are held until the request has ended, with their room, if they are good for it.
+    Held {
+        /// Whether a message may be decoded.
+        check: fn(&[u8]) -> Result<(), Refusal>,
+    },
+}
+
 /// A request's body, of which whole messages come out.
 pub(super) struct Gather {
     body: Body,
     most_bytes: usize,
+    becomes: Whole,
+    /// Bytes of whole messages that are held.
+    kept: usize,
     room: Room,
     unread: Option<Reader>,
     clock: Clock,
@@ -39,10 +54,18 @@ pub(super) struct Gather {
 }
 
 impl Gather {
-    pub(super) fn new(body: Body, most_bytes: usize, room: Room, unread: Option<Reader>, clock: Clock) -> Self {
+    pub(super) fn new(
+        body: Body,
+        most_bytes: usize,
+        becomes: Whole,
+        (room, unread): (Room, Option<Reader>),
+        clock: Clock,
+    ) -> Self {
         Self {
             body,
             most_bytes,
+            becomes,
+            kept: 0,
             room,
             unread,
             clock,
@@ -62,7 +85,9 @@ impl Gather {
     /// The next whole messages with their headers, one after another without a gap; none at the stream's end.
     pub(super) fn poll_whole(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         loop {
-            if let Some(whole) = self.whole.pop_front() {
+            // What is held has to have its room first.
+            let has_room = self.waiting.is_none() || matches!(self.becomes, Whole::HandedOn);
+            if has_room && let Some(whole) = self.whole.pop_front() {
                 self.patience.pause(&self.clock);
                 return Poll::Ready(Some(Ok(whole)));
             }
@@ -75,13 +100,13 @@ impl Gather {
                 continue;
             }
             // Whoever reads has done with all whole messages from before.
-            self.room.shrink(self.framing.partial());
+            self.room.shrink(self.outstanding());
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data()
-                        && let Err(broken) = self.arrived(data)
+                        && let Err(refusal) = self.arrived(data)
                     {
-                        return Poll::Ready(Some(Err(self.end(refusal(&broken, self.most_bytes)))));
+                        return Poll::Ready(Some(Err(self.end(refusal))));
                     }
                 }
                 Poll::Ready(Some(Err(broken))) => return Poll::Ready(Some(Err(broken))),
@@ -93,17 +118,22 @@ impl Gather {
                 Poll::Pending => break,
             }
         }
-        self.patience
-            .poll_over(&self.clock, self.framing.partial(), context)
-            .map(|refusal| Some(Err(self.end(refusal))))
+        self.patience.poll_over(&self.clock, self.outstanding(), context).map(|refusal| Some(Err(self.end(refusal))))
+    }
+
+    /// Bytes that need room: of a message that is not whole, and of those that are held.
+    fn outstanding(&self) -> usize {
+        self.framing.partial() + self.kept
     }
 
     /// Takes what has come. If what it leaves of a message has no room, that waits.
-    fn arrived(&mut self, mut data: Bytes) -> Result<(), Broken> {
+    fn arrived(&mut self, mut data: Bytes) -> Result<(), Refusal> {
         if let Some(unread) = &self.unread {
             unread.taken(data.len());
         }
-        if let Some(Ends { first, last }) = self.framing.take(&data, self.most_bytes)? {
+        let ends = self.framing.take(&data, self.most_bytes).map_err(|broken| refusal(&broken, self.most_bytes))?;
+        if let Some(Ends { first, last }) = ends {
+            let before = self.whole.len();
             self.patience = Patience::default();
             if !self.part.is_empty() {
                 self.whole.push_back(self.part.finish(&data.split_to(first)));
@@ -112,11 +142,17 @@ impl Gather {
             } else {
                 self.whole.push_back(data.split_to(last));
             }
+            if let Whole::Held { check } = self.becomes {
+                for whole in self.whole.iter().skip(before) {
+                    check(whole.get(HEADER_BYTES..).unwrap_or_default())?;
+                    self.kept += whole.len();
+                }
+            }
         }
-        if data.is_empty() {
+        if data.is_empty() && matches!(self.becomes, Whole::HandedOn) {
             return Ok(());
         }
-        match self.room.grow(self.framing.partial()) {
+        match self.room.grow(self.outstanding()) {
             None => self.part.push(data),
             Some(wanted) => self.waiting = Some((data, wanted)),
         }
@@ -126,6 +162,8 @@ impl Gather {
     /// Gives everything back: it must not wait for the reader to let go.
     fn end(&mut self, refusal: Refusal) -> Status {
         (self.part, self.waiting, self.framing) = (Part::default(), None, Framing::default());
+        self.kept = 0;
+        self.whole.clear();
         self.room.shrink(0);
         self.body = Body::empty();
         refused(refusal)

@@ -6,12 +6,14 @@
 //!
 //! Room is taken for what has *arrived* of a message that is not whole, never for what it claims: a part that each connection has
 //! for itself, so that calls of usual size pass whatever others do; beyond that from a budget of the connection, and from one of
-//! all. The bytes that make a message whole pass without asking.
+//! all. The bytes that make a message of a stream whole pass without asking; the one message of a request keeps its room until the
+//! request has ended, for until then nobody takes it.
 //!
 //! Streams that all wait for room would wait for each other. So a message has only so long to become whole, and longer the more
 //! of it has come; a stream whose message takes longer ends with a reason and a delay, and gives its room back. Time in which
 //! nobody reads from the stream does not count.
 
+mod batch;
 mod framing;
 mod gather;
 mod messages;
@@ -35,7 +37,7 @@ use crate::store::clock::Clock;
 use super::connection::ConnectionShare;
 use super::harness::Harness;
 
-use gather::Gather;
+use gather::{Gather, Whole};
 use room::Room;
 
 pub(super) use messages::{Messages, messages};
@@ -43,6 +45,9 @@ pub(super) use room::ConnectionRoom;
 
 /// Methods whose requests are a stream that is read by [`Messages`].
 const STREAMS: [&str; 2] = ["/hedgerow.v1.HarnessService/Report", "/hedgerow.v1.TrainerService/Subscribe"];
+
+/// The method whose one message may hold very many requests.
+const BATCH: &str = "/hedgerow.v1.HarnessService/ReportBatch";
 
 /// Puts request bodies under the budget.
 #[derive(Clone)]
@@ -67,7 +72,13 @@ impl ReceiveLayer {
         let share = request.extensions().get::<ConnectionShare>();
         let room = Room::new(Arc::clone(&self.all), share.map(|share| Arc::clone(&share.receive)));
         let unread = share.map(|share| share.unread.reader());
-        Gather::new(body, most_bytes(request.uri().path()), room, unread, self.clock.clone())
+        let path = request.uri().path();
+        let whole = match path {
+            BATCH => Whole::Held { check: batch::check },
+            path if STREAMS.contains(&path) => Whole::HandedOn,
+            _ => Whole::Held { check: |_| Ok(()) },
+        };
+        Gather::new(body, most_bytes(path), whole, (room, unread), self.clock.clone())
     }
 }
 

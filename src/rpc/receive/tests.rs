@@ -20,10 +20,11 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::body::Body;
 
+use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::store::clock::Clock;
 
-use super::gather::Gather;
+use super::gather::{Gather, Whole};
 use super::room::{ConnectionRoom, Room};
 
 /// A body whose frames the test puts in.
@@ -51,10 +52,19 @@ fn connection(others: usize) -> Arc<ConnectionRoom> {
 
 impl Stream {
     fn new(budget: &Arc<Semaphore>, connection: &Arc<ConnectionRoom>, clock: &Clock) -> Self {
+        Self::of(Whole::HandedOn, budget, connection, clock)
+    }
+
+    fn of(becomes: Whole, budget: &Arc<Semaphore>, connection: &Arc<ConnectionRoom>, clock: &Clock) -> Self {
         let frames = Frames::default();
         let room = Room::new(Arc::clone(budget), Some(Arc::clone(connection)));
-        let gather =
-            Gather::new(Body::new(frames.clone()), limits::REQUEST_MESSAGE_BYTES_MAX, room, None, clock.clone());
+        let gather = Gather::new(
+            Body::new(frames.clone()),
+            limits::REQUEST_MESSAGE_BYTES_MAX,
+            becomes,
+            (room, None),
+            clock.clone(),
+        );
         Self { frames, gather }
     }
 
@@ -183,4 +193,34 @@ fn a_message_that_is_too_large_ends_its_stream_with_its_header() {
     let status = stream.send(message(most + 1, 0)).unwrap().unwrap_err();
     let info = tonic_types::StatusExt::get_details_error_info(&status).unwrap();
     assert_eq!((status.code(), info.reason.as_str()), (tonic::Code::ResourceExhausted, "message_too_large"));
+}
+
+#[test]
+fn a_whole_message_of_a_request_that_does_not_end_keeps_its_room_and_ends() {
+    let (budget, clock, connection) = (Arc::new(Semaphore::new(1000)), Clock::manual(), connection(0));
+    let becomes = Whole::Held { check: |message| if message.len() < 7 { Ok(()) } else { Err(small()) } };
+    let mut one = Stream::of(becomes, &budget, &connection, &clock);
+    assert_eq!(one.send(message(6, 6)).unwrap().unwrap().len(), 11);
+    assert!(one.next().is_none());
+    clock.advance(Duration::from_millis(limits::RECEIVE_MESSAGE_MS_MIN + 1));
+    assert!(one.next().unwrap().is_err(), "it waits for the end as it would for a message");
+
+    let becomes = Whole::Held { check: |_| Ok(()) };
+    let mut two = Stream::of(becomes, &budget, &connection, &clock);
+    let size = u32::try_from(OWN + 2000).unwrap();
+    assert!(two.send(message(size, size as usize)).is_none(), "there is no room for it");
+    budget.add_permits(2000);
+    assert_eq!(two.next().unwrap().unwrap().len(), OWN + 2005);
+    assert!(two.next().is_none());
+    assert_eq!(budget.available_permits(), 3000 - 2005, "it is held");
+    drop(two);
+    assert_eq!(budget.available_permits(), 3000);
+
+    let becomes = Whole::Held { check: |_| Err(small()) };
+    let mut three = Stream::of(becomes, &budget, &connection, &clock);
+    assert!(three.send(message(6, 6)).unwrap().is_err(), "it is not decoded");
+}
+
+fn small() -> Refusal {
+    Refusal::new(Reason::OverLimit, "it must be small")
 }
