@@ -6,12 +6,12 @@
 //! [`limits::UNREAD_CONNECTION_FREE_BYTES`] of it is not read from. One that stays so for [`limits::UNREAD_MS_MAX`] ends.
 //!
 //! The count follows the frames of HTTP/2: payload counts from its arrival, that of DATA until a request's reader takes it, of
-//! any other frame until it is whole. What was sent to streams that ended early is forgotten when the connection has no request
-//! left; until then it counts against its connection alone.
+//! any other frame until it is whole. Padding, and what was sent to streams that ended early, is forgotten when the connection has
+//! no request left; until then it counts.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Waker};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::Context;
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -22,8 +22,8 @@ use crate::limits;
 #[derive(Default)]
 pub(super) struct Unread {
     bytes: AtomicUsize,
-    /// Connections that are not read from until there is less.
-    waiting: Mutex<Vec<Waker>>,
+    /// Connections that are not read from until there is less, each once.
+    waiting: Mutex<Vec<Weak<ConnectionUnread>>>,
 }
 
 /// What one connection has sent that is not read.
@@ -32,6 +32,8 @@ pub(super) struct ConnectionUnread {
     bytes: AtomicUsize,
     readers: AtomicUsize,
     waiting: AtomicWaker,
+    /// Whether it stands among those that wait.
+    is_listed: AtomicBool,
 }
 
 /// Who reads one request's body.
@@ -39,7 +41,8 @@ pub(super) struct Reader(Arc<ConnectionUnread>);
 
 impl ConnectionUnread {
     pub(super) fn new(all: Arc<Unread>) -> Arc<Self> {
-        Arc::new(Self { all, bytes: AtomicUsize::new(0), readers: AtomicUsize::new(0), waiting: AtomicWaker::new() })
+        let (bytes, readers, is_listed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { all, bytes, readers, waiting: AtomicWaker::new(), is_listed })
     }
 
     /// So much has come.
@@ -57,7 +60,10 @@ impl ConnectionUnread {
         self.waiting.wake();
         if all_before > limits::UNREAD_BYTES_MAX && all_before - taken <= limits::UNREAD_BYTES_MAX {
             let waiting = std::mem::take(&mut *self.all.waiting.lock());
-            waiting.into_iter().for_each(Waker::wake);
+            for connection in waiting.iter().filter_map(Weak::upgrade) {
+                connection.is_listed.store(false, Ordering::Release);
+                connection.waiting.wake();
+            }
         }
     }
 
@@ -68,7 +74,7 @@ impl ConnectionUnread {
     }
 
     /// Whether the connection may be read from. If not, the task is woken when that may have changed.
-    pub(super) fn may_read(&self, context: &Context<'_>) -> bool {
+    pub(super) fn may_read(self: &Arc<Self>, context: &Context<'_>) -> bool {
         let may = || {
             self.all.bytes.load(Ordering::Relaxed) <= limits::UNREAD_BYTES_MAX
                 || self.bytes.load(Ordering::Relaxed) <= limits::UNREAD_CONNECTION_FREE_BYTES
@@ -77,7 +83,9 @@ impl ConnectionUnread {
             return true;
         }
         self.waiting.register(context.waker());
-        self.all.waiting.lock().push(context.waker().clone());
+        if !self.is_listed.swap(true, Ordering::AcqRel) {
+            self.all.waiting.lock().push(Arc::downgrade(self));
+        }
         // It may have changed before anybody knew whom to wake.
         may()
     }
@@ -165,6 +173,8 @@ impl Frames {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use super::*;
 
     fn frame(kind: u8, payload: usize) -> Vec<u8> {
@@ -210,7 +220,8 @@ mod tests {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
         let context = Context::from_waker(&waker);
-        assert!(little.may_read(&context) && !much.may_read(&context));
+        assert!(little.may_read(&context) && !much.may_read(&context) && !much.may_read(&context));
+        assert_eq!(all.waiting.lock().len(), 1, "however often it asks");
         drop(little);
         assert_eq!(woken.0.load(Ordering::Relaxed), 0, "there is still too much");
         much.reader().taken(1);
