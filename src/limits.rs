@@ -34,15 +34,19 @@ pub const RUN_TRAINED_POLICIES_MAX: usize = 1024;
 pub const DURATION_MS_MAX: u64 = 10 * 365 * 24 * 60 * 60 * 1000;
 /// Calls and agents that one answer to a seal lists of each kind; it counts them all.
 pub const SEAL_LISTED_MAX: usize = 256;
-/// Bytes of each of these lists in one answer.
+/// Bytes of the ids in each of these lists.
 pub const SEAL_LISTED_BYTES_MAX: usize = 16 << 10;
+/// Calls and entries of kept lists above which what a seal found is kept until something changes: the rollout itself takes more.
+pub const SEAL_FINDINGS_CALLS: usize = 1024;
 /// Bytes of the answers to one batch after which answers to seals list nothing more; they count all the same.
 pub const BATCH_LISTS_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a shown rollout above which it counts while it is on its way.
 pub const SHOWN_LARGE_BYTES: usize = 1 << 20;
-/// Rollouts that are put together to be shown at once, and large ones on their way to who asked.
-pub const SHOWN_AT_ONCE: usize = 16;
-/// When to try again if that many are.
+/// Bytes of such rollouts on their way to who asked; a larger one goes out alone.
+pub const SHOWN_BYTES_MAX: usize = 128 << 20;
+/// Rollouts that are put together to be shown at once.
+pub const SHOWN_AT_ONCE: usize = 4;
+/// When to try again if too much is on its way.
 pub const SHOWN_RETRY_AFTER_MS: u64 = 500;
 /// Calls on all walks together that are listed when a rollout is shown; beyond, rows are shown without their walks.
 pub const SHOWN_WALK_CALLS_MAX: usize = 2_000_000;

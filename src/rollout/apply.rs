@@ -1,6 +1,6 @@
 //! What a record does to a rollout. Cannot fail; replay calls only this.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::forest::call::CallIndex;
 use crate::forest::link::Verdict;
@@ -35,6 +35,7 @@ impl Rollout {
                 return Applied::default();
             }
         };
+        open.findings = None;
         // What a clock decides is no sign of life.
         if !matches!(record, RolloutRecord::Decision(_)) {
             open.heard_at_ms = now_ms;
@@ -188,7 +189,7 @@ impl OpenRollout {
             return Err(by_rule("internal"));
         };
         let facts = std::mem::replace(&mut self.facts, empty.facts);
-        Ok(FinalisedRollout { facts, kept, links, incomplete })
+        Ok(FinalisedRollout { facts, kept, links, incomplete, findings: OnceLock::new() })
     }
 }
 

@@ -111,7 +111,8 @@ impl Awaited {
                     self.cursor += 1;
                     self.require_parent(facts, call);
                 }
-                None if cause.is_given_up(facts) => {
+                // One that was named before it was kept is waited for as kept, like one that was kept before it was named.
+                None if cause.is_given_up(facts) || (self.seen.contains(id) && Cause::Kept.is_given_up(facts)) => {
                     self.given_up.insert(id.clone());
                     self.cursor += 1;
                 }

@@ -15,6 +15,7 @@ mod apply;
 pub mod awaited;
 pub mod drift;
 pub mod event;
+pub mod findings;
 mod judge;
 pub mod run_settings;
 pub mod settings;
@@ -36,6 +37,7 @@ use crate::limits;
 use agents::AgentBook;
 use awaited::Awaited;
 use event::{Decision, Reward, Seal};
+use findings::Findings;
 use settings::RolloutSettings;
 use wait::Wait;
 
@@ -127,6 +129,8 @@ pub struct OpenRollout {
     missing_parents: Wait,
     /// Kept calls that were refused and must be sent again, with the reason.
     refused: BTreeMap<CallId, &'static str>,
+    /// What a seal finds, until something changes.
+    findings: Option<Arc<Findings>>,
 }
 
 /// A rollout whose rows can be made. It never changes.
@@ -135,6 +139,8 @@ pub struct FinalisedRollout {
     kept: CallSet,
     links: Links,
     incomplete: bool,
+    /// What a seal that comes again finds.
+    findings: OnceLock<Arc<Findings>>,
 }
 
 /// One rollout, from its first event until it is retired.
@@ -199,6 +205,7 @@ impl Rollout {
             missing_calls: Wait::default(),
             missing_parents: Wait::default(),
             refused: BTreeMap::new(),
+            findings: None,
         }))
     }
 
@@ -234,6 +241,7 @@ impl Rollout {
             && open.refused.len() < limits::ROLLOUT_REFUSED_CALLS_MAX
         {
             open.refused.insert(call.clone(), reason);
+            open.findings = None;
         }
     }
 

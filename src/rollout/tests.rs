@@ -81,6 +81,34 @@ fn reward() -> Event {
     Event::Reward(Reward { value: 1.0, components: BTreeMap::new() })
 }
 
+/// What a seal finds in a large rollout is kept until something changes, and then found anew.
+#[test]
+fn what_a_seal_finds_is_kept_until_something_changes() {
+    let mut rollout = rollout(MissingCallRule::Discard);
+    let kept: Vec<String> = (0..=limits::SEAL_FINDINGS_CALLS).map(|call| call.to_string()).collect();
+    let kept: Vec<&str> = kept.iter().map(String::as_str).collect();
+    assert!(take(&mut rollout, seal(Some(&kept), None), 0));
+    let missing = |rollout: &mut Rollout| {
+        let (found, again) = (rollout.findings(), rollout.findings());
+        assert!(Arc::ptr_eq(&found, &again), "found once");
+        let links = rollout.links_now();
+        let fresh = findings::Findings::new(rollout, &links);
+        assert_eq!(format!("{fresh:?}"), format!("{found:?}"));
+        (found.missing_count as usize, found.missing[0].0.state)
+    };
+    assert_eq!(missing(&mut rollout), (kept.len(), status::MissingState::NeverCame));
+    rollout.note_refusal(Some(&call_id("0")), "logprobs_length");
+    assert_eq!(missing(&mut rollout), (kept.len(), status::MissingState::Refused("logprobs_length")));
+    assert!(take(&mut rollout, plain("0"), 0));
+    assert_eq!(missing(&mut rollout), (kept.len() - 1, status::MissingState::NeverCame));
+    for call in kept {
+        take(&mut rollout, plain(call), 0);
+    }
+    assert!(take(&mut rollout, reward(), 0) && rollout.finalised().is_some());
+    assert_eq!(rollout.findings().missing_count, 0);
+    assert!(Arc::ptr_eq(&rollout.findings(), &rollout.findings()));
+}
+
 /// Takes an event as a service would; false if it was refused.
 fn take(rollout: &mut Rollout, event: Event, now_ms: u64) -> bool {
     match rollout.judge(event) {
@@ -286,6 +314,21 @@ fn what_comes_after_a_clock_gave_something_up_is_gone_through_once() {
     take(&mut rollout, naming("p", "q"), 1);
     decide(&mut rollout, Decision::MissingCallsFinalise, 2);
     assert!(rollout.finalised().unwrap().incomplete());
+}
+
+/// What is waited for as a named parent and turns out to be kept is given up with the kept ones: whoever names it comes first
+/// or last.
+#[test]
+fn a_named_parent_that_is_kept_is_given_up_with_the_kept_ones() {
+    let (naming, kept) = (|| naming("c", "p"), || call("p", Link::Root, on_base("never")));
+    for [first, second] in [[naming(), kept()], [kept(), naming()]] {
+        let mut rollout = rollout(MissingCallRule::Finalise);
+        let sealed = take(&mut rollout, seal(None, Some(3)), 0) && take(&mut rollout, reward(), 0);
+        assert!(sealed && take(&mut rollout, first, 1));
+        decide(&mut rollout, Decision::MissingCallsFinalise, 2);
+        take(&mut rollout, second, 3);
+        assert!(rollout.finalised().is_some_and(|finalised| finalised.incomplete()));
+    }
 }
 
 proptest! {

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use prost::Message as _;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -32,7 +31,7 @@ pub(super) struct Inspect {
     shared: Shared,
     /// Rollouts that may be put together at once.
     shown: Arc<Semaphore>,
-    /// Large ones that may be on their way.
+    /// Room, in KiB, for large ones that are on their way.
     large: Arc<Semaphore>,
 }
 
@@ -44,24 +43,11 @@ const TRIES_MAX: usize = 8;
 const RUNS_AT_ONCE: usize = 64;
 /// Ids of rollouts asked of the sequencing task at once.
 const IDS_AT_ONCE: usize = 256;
+const KIB: usize = 1 << 10;
 
 impl Inspect {
     pub(super) fn new(shared: Shared) -> Self {
-        let at_once = || Arc::new(Semaphore::new(limits::SHOWN_AT_ONCE));
-        Self { shared, shown: at_once(), large: at_once() }
-    }
-
-    /// A large answer takes room until it has been sent: whoever asked may never read it.
-    fn until_sent(&self, bytes: usize) -> Result<Option<UntilSent>, Status> {
-        if bytes <= limits::SHOWN_LARGE_BYTES {
-            return Ok(None);
-        }
-        let room = Arc::clone(&self.large).try_acquire_owned();
-        room.map(|room| Some(UntilSent::new(room))).map_err(|_| {
-            let message =
-                format!("{} large rollouts are on their way, as many as may be at once", limits::SHOWN_AT_ONCE);
-            refused(Refusal::new(Reason::ServiceFull, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS))
-        })
+        Self { shared, shown: Arc::new(Semaphore::new(limits::SHOWN_AT_ONCE)), large: room_for_large() }
     }
 
     /// A rollout as it is shown, or how it ended. Its lock is taken for a few calls at a time.
@@ -90,7 +76,8 @@ impl Inspect {
             drop(shower);
             return Ok(Some(Ok(convert::inspect::assembled(outline, calls))));
         }
-        Err(Status::unavailable("attempts of this rollout supersede each other faster than it can be shown; ask again"))
+        let message = "attempts of this rollout supersede each other faster than it can be shown; ask again";
+        Err(refused(Refusal::new(Reason::AttemptSuperseded, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS)))
     }
 
     /// Some runs behind this one, and behind which the next page begins; from the start also the ledger of all of them. The
@@ -220,6 +207,27 @@ fn stopping() -> Status {
     draining("ask again after the delay")
 }
 
+/// Room, in KiB, for large answers that are on their way.
+fn room_for_large() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(limits::SHOWN_BYTES_MAX / KIB))
+}
+
+/// A large answer takes room until it has been sent: whoever asked may never read it.
+fn until_sent(room: &Arc<Semaphore>, bytes: usize) -> Result<Option<UntilSent>, Status> {
+    if bytes <= limits::SHOWN_LARGE_BYTES {
+        return Ok(None);
+    }
+    let kib = u32::try_from(bytes.min(limits::SHOWN_BYTES_MAX) / KIB).unwrap_or(u32::MAX);
+    let taken = Arc::clone(room).try_acquire_many_owned(kib);
+    taken.map(|taken| Some(UntilSent::new(taken))).map_err(|_| {
+        let message = format!(
+            "it has {bytes} bytes, and with those that are on their way it would be more than {} at once",
+            limits::SHOWN_BYTES_MAX
+        );
+        refused(Refusal::new(Reason::ServiceFull, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS))
+    })
+}
+
 #[tonic::async_trait]
 impl v1::inspect_service_server::InspectService for Inspect {
     type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
@@ -235,12 +243,13 @@ impl v1::inspect_service_server::InspectService for Inspect {
         // It is never closed.
         let at_once = self.shown.acquire().await.ok();
         let found = self.shown(&key, &shown).await?;
+        let bytes = found.iter().flatten().map(prost::Message::encoded_len).sum();
+        let room = until_sent(&self.large, bytes)?;
         drop(at_once);
         // What is shown, and also that there is nothing, may rest on what is not durable yet.
         self.shared.store.durable(self.shared.store.last_position()).await;
         match found {
             Some(Ok(response)) => {
-                let room = self.until_sent(response.encoded_len())?;
                 let mut response = Response::new(response);
                 room.and_then(|room| response.extensions_mut().insert(room));
                 Ok(response)
@@ -353,5 +362,25 @@ impl v1::inspect_service_server::InspectService for Inspect {
         _: Request<v1::ExportTraceRequest>,
     ) -> Result<Response<Self::ExportTraceStream>, Status> {
         Err(not_in_this_release("the export of traces"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_answers_have_room_together_and_the_largest_goes_out_alone() {
+        let room = room_for_large();
+        let taken = |bytes| until_sent(&room, bytes);
+        let small = taken(limits::SHOWN_LARGE_BYTES);
+        assert!(small.is_ok_and(|small| small.is_none()));
+        let half = taken(limits::SHOWN_BYTES_MAX / 2);
+        assert!(half.is_ok() && taken(limits::SHOWN_BYTES_MAX / 2 + KIB).is_err());
+        drop(half);
+        let largest = taken(3 * limits::SHOWN_BYTES_MAX);
+        assert!(largest.is_ok() && taken(limits::SHOWN_LARGE_BYTES + KIB).is_err());
+        drop(largest);
+        assert!(taken(limits::SHOWN_BYTES_MAX).is_ok());
     }
 }

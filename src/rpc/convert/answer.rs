@@ -1,19 +1,15 @@
 //! What harnesses are told: a call's link, a rollout's totals, what a seal found, why something was refused.
 
-use std::collections::{HashMap, HashSet};
-
-use prost::Message;
-
 use crate::error::Refusal;
 use crate::forest::Forest;
 use crate::forest::call::{Call, CallIndex, Link};
-use crate::forest::link::{BrokenLink, Drift, DriftKind, LinkVerdict, Links, Verdict};
-use crate::ids::{AgentId, CallId, RolloutRef};
-use crate::limits;
+use crate::forest::link::{BrokenLink, Drift, DriftKind, LinkVerdict, Verdict};
+use crate::ids::{AgentId, RolloutRef};
 use crate::proto::v1;
+use crate::rollout::Rollout;
 use crate::rollout::awaited::Cause;
+use crate::rollout::findings::Findings;
 use crate::rollout::status::{self, Missing, MissingState};
-use crate::rollout::{Facts, Rollout};
 use crate::rpc::status::code;
 
 use super::fields::duration;
@@ -112,31 +108,26 @@ pub fn totals(forest: &Forest) -> v1::Totals {
     }
 }
 
-/// What a seal finds now. Linear in the rollout's calls.
+/// What a seal finds now.
 #[must_use]
 pub fn seal_status(rollout: &mut Rollout) -> v1::SealStatus {
-    let links = rollout.links_now();
-    seal_status_with(rollout, &links)
+    let findings = rollout.findings();
+    seal_status_with(rollout, &findings)
 }
 
-/// What a seal finds now, with the rollout's links.
+/// What a seal finds now, with what was found.
 #[must_use]
-pub fn seal_status_with(rollout: &Rollout, links: &Links) -> v1::SealStatus {
-    let shape = rollout.shape(links);
-    let missing = status::missing(rollout);
+pub fn seal_status_with(rollout: &Rollout, findings: &Findings) -> v1::SealStatus {
+    let Findings { shape, .. } = findings;
     let finalised = rollout.finalised().is_some();
     let facts = rollout.facts();
-    let without_list = status::agents_without_list(facts);
     let totals = facts.forest.totals();
     v1::SealStatus {
-        missing: within_bytes(missing_calls(facts, &missing), Message::encoded_len),
-        missing_count: missing.len() as u64,
+        missing: findings.missing.iter().map(missing_call).collect(),
+        missing_count: findings.missing_count,
         missing_expected_calls: status::missing_expected_calls(facts),
-        agents_without_list: within_bytes(
-            without_list.iter().take(limits::SEAL_LISTED_MAX).map(AgentId::to_string).collect(),
-            String::len,
-        ),
-        agents_without_list_count: without_list.len() as u64,
+        agents_without_list: findings.without_list.iter().map(AgentId::to_string).collect(),
+        agents_without_list_count: findings.without_list_count,
         agents_started: shape.agents_started,
         agents_finished: shape.agents_finished,
         agent_depth: shape.agent_depth,
@@ -151,57 +142,25 @@ pub fn seal_status_with(rollout: &Rollout, links: &Links) -> v1::SealStatus {
     }
 }
 
-/// The first of a list, as many as one answer has room for.
-fn within_bytes<T>(list: Vec<T>, bytes: impl Fn(&T) -> usize) -> Vec<T> {
-    let mut left = limits::SEAL_LISTED_BYTES_MAX;
-    let fits = |item: &T| {
-        let rest = left.checked_sub(bytes(item));
-        left = rest.unwrap_or(0);
-        rest.is_some()
+fn missing_call((missing, agent): &(Missing, Option<AgentId>)) -> v1::MissingCall {
+    let (cause, named_by) = match &missing.cause {
+        Cause::Kept => (v1::MissingCallCause::Kept, None),
+        Cause::NamedParent(by) => (v1::MissingCallCause::NamedParent, Some(by)),
+        Cause::NamedBase(by) => (v1::MissingCallCause::NamedBase, Some(by)),
     };
-    list.into_iter().take_while(fits).collect()
-}
-
-/// The first of the missing calls, each with the agent that kept it as far as that is known.
-fn missing_calls(facts: &Facts, missing: &[Missing]) -> Vec<v1::MissingCall> {
-    let listed = &missing[..missing.len().min(limits::SEAL_LISTED_MAX)];
-    let keepers = keepers(facts, listed);
-    let message = |missing: &Missing| {
-        let (cause, named_by) = match &missing.cause {
-            Cause::Kept => (v1::MissingCallCause::Kept, None),
-            Cause::NamedParent(by) => (v1::MissingCallCause::NamedParent, Some(by)),
-            Cause::NamedBase(by) => (v1::MissingCallCause::NamedBase, Some(by)),
-        };
-        let state = match missing.state {
-            MissingState::NeverCame => v1::MissingCallState::NeverCame,
-            MissingState::WaitingForBase => v1::MissingCallState::WaitingForBase,
-            MissingState::Unresolved => v1::MissingCallState::Unresolved,
-            MissingState::Refused(_) => v1::MissingCallState::RefusedAwaitingResend,
-        };
-        let own_agent = facts.forest.find(&missing.call).map(|call| facts.forest.call(call).agent());
-        let own_agent = own_agent.map(|agent| facts.forest.agent(agent).id());
-        v1::MissingCall {
-            call_id: missing.call.to_string(),
-            agent_id: text(own_agent.or_else(|| keepers.get(&missing.call).copied())),
-            state: state.into(),
-            cause: cause.into(),
-            named_by_call_id: text(named_by),
-        }
+    let state = match missing.state {
+        MissingState::NeverCame => v1::MissingCallState::NeverCame,
+        MissingState::WaitingForBase => v1::MissingCallState::WaitingForBase,
+        MissingState::Unresolved => v1::MissingCallState::Unresolved,
+        MissingState::Refused(_) => v1::MissingCallState::RefusedAwaitingResend,
     };
-    listed.iter().map(message).collect()
-}
-
-/// Which agent's list names each of these calls.
-fn keepers<'a>(facts: &'a Facts, missing: &[Missing]) -> HashMap<CallId, &'a AgentId> {
-    let wanted: HashSet<&CallId> = missing.iter().map(|missing| &missing.call).collect();
-    if wanted.is_empty() {
-        return HashMap::new();
+    v1::MissingCall {
+        call_id: missing.call.to_string(),
+        agent_id: text(agent.as_ref()),
+        state: state.into(),
+        cause: cause.into(),
+        named_by_call_id: text(named_by),
     }
-    let sealed = facts.seal.iter().filter_map(|seal| seal.kept.as_ref()).flatten();
-    let ends = facts.forest.agents().flat_map(|(agent, _)| facts.agents.ends(agent));
-    let ended = ends.filter_map(|end| Some((&end.agent_id, end.kept.as_ref()?)));
-    let named = sealed.chain(ended).flat_map(|(agent, calls)| calls.iter().map(move |call| (call, agent)));
-    named.filter(|(call, _)| wanted.contains(call)).map(|(call, agent)| (call.clone(), agent)).collect()
 }
 
 /// How an attempt ended.

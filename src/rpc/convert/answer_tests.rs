@@ -4,6 +4,8 @@
 
 use super::*;
 use crate::error::Reason;
+use crate::forest::call::CallIndex;
+use crate::ids::CallId;
 use crate::proto::v1::report_request::Event;
 use crate::rpc::convert::examples::{about, call, delta, kept, parent, rollout, settings};
 

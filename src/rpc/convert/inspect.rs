@@ -13,6 +13,7 @@ use crate::ids::{Name, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::proto::v1;
 use crate::rollout::drift::{self, DriftCounts};
+use crate::rollout::findings::Findings;
 use crate::rollout::view::RolloutView;
 use crate::rollout::{Facts, Rollout};
 
@@ -70,7 +71,7 @@ impl Outline {
         let summary = summary(&view);
         let RolloutView { about, rollout, .. } = view;
         let links = rollout.links_now();
-        let status = seal_status_with(rollout, &links);
+        let status = seal_status_with(rollout, &Findings::new(rollout, &links));
         let is_final = rollout.finalised().is_some();
         let kept = rollout.finalised().map_or_else(|| rollout.facts().kept(), |finalised| finalised.kept().clone());
         let facts = rollout.facts();
