@@ -84,7 +84,7 @@ impl Default for Config {
             http_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9464)),
             allow_insecure_public_listen: false,
             data_directory: PathBuf::from("./hedgerow-data"),
-            durability: Durability::Memory,
+            durability: Durability::Fsync,
             log_budget_bytes: limits::LOG_BUDGET_BYTES,
             memory_budget_bytes: limits::MEMORY_BUDGET_BYTES,
             log_format: LogFormat::Human,
@@ -112,7 +112,7 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "DIRECTORY")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_directory: Option<PathBuf>,
-    /// What an answer outlives: "memory" nothing, "os" the process, "fsync" the machine's end [default: memory]
+    /// What an answer outlives: "memory" nothing, "os" the process, "fsync" the machine's end [default: fsync]
     #[arg(long, value_name = "WHAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,

@@ -115,7 +115,7 @@ pub const GROUP_BYTES: u64 = 256;
 /// See [`GROUP_BYTES`].
 pub const GROUP_MEMBER_BYTES: u64 = 96;
 /// Estimated bytes of a tombstone with its place in the map and its ids' texts of usual length.
-pub const TOMBSTONE_BYTES: u64 = 640;
+pub const TOMBSTONE_BYTES: u64 = 704;
 /// Estimated bytes of a unit in a consumer group's line, without its id's text.
 pub const UNIT_BYTES: u64 = 400;
 
@@ -245,6 +245,8 @@ pub const LOG_FULL_RETRY_AFTER_MS: u64 = 5000;
 pub const LOG_QUEUED_BYTES_MAX: u64 = 64 << 20;
 /// Missing segments that a salvage stands in for.
 pub const LOG_SALVAGED_HOLES_MAX: usize = 4096;
+/// Rollouts that have ended in one record.
+pub const TOMBSTONES_RECORD_MAX: usize = 1024;
 /// One place is known in memory for so many bytes of the log.
 pub const LOG_INDEX_STRIDE_BYTES: u32 = 64 << 10;
 

@@ -27,7 +27,7 @@ struct Served {
 
 impl Served {
     fn start() -> Self {
-        Self::spawn(Command::new(BINARY).args(SERVE))
+        Self::spawn(Command::new(BINARY).args(SERVE).args(["--durability", "memory"]))
     }
 
     fn spawn(command: &mut Command) -> Self {
@@ -44,7 +44,7 @@ impl Served {
 
     /// One whose log is on disk, in this folder.
     fn durable(directory: &Path) -> Self {
-        Self::spawn(Command::new(BINARY).args(SERVE).args(["--durability", "fsync", "--data-directory"]).arg(directory))
+        Self::spawn(Command::new(BINARY).args(SERVE).arg("--data-directory").arg(directory))
     }
 
     fn client(&self, arguments: &[&str]) -> Output {

@@ -24,7 +24,8 @@ use crate::service::{self, LogSource, ServiceOptions};
 Examples:
   hedgerow serve
   hedgerow serve --listen 127.0.0.1:6000 --log-format json
-  hedgerow serve --durability fsync --data-directory /var/lib/hedgerow
+  hedgerow serve --data-directory /var/lib/hedgerow
+  hedgerow serve --durability memory
   HEDGEROW_LOG_FILTER=hedgerow=debug hedgerow serve --config hedgerow.toml
 
 Flags beat the environment (HEDGEROW_LISTEN and so on), which beats the file, which beats the defaults.")]

@@ -71,6 +71,12 @@ impl Group {
         self.members.range::<RolloutId, _>((start, Bound::Unbounded)).map(|(rollout, _)| rollout)
     }
 
+    /// Where a rollout stands in it, at its latest attempt.
+    #[must_use]
+    pub fn member(&self, rollout: &RolloutId) -> Option<Member> {
+        self.members.get(rollout).map(|standing| standing.member)
+    }
+
     /// How many members it has.
     #[must_use]
     pub fn member_count(&self) -> usize {

@@ -93,6 +93,18 @@ impl Log for DiskLog {
         Ok(())
     }
 
+    fn first_position(&self) -> Position {
+        self.segments.segments().first().map_or(Position(1), |oldest| oldest.first_position)
+    }
+
+    fn segment_begun(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.segments.segment_begun())
+    }
+
+    fn holds_room_before(&self, position: Position) -> bool {
+        self.segments.holds_room_before(position)
+    }
+
     fn truncate_before(&self, position: Position) {
         self.segments.truncate_before(position);
     }

@@ -13,6 +13,13 @@ pub struct MemoryLog {
     durable: watch::Sender<Position>,
     keeps_records: bool,
     durable_at_once: bool,
+    segments: Option<Segments>,
+}
+
+/// A log in memory that behaves as if it had segments.
+struct Segments {
+    records_each: u64,
+    begun: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -41,9 +48,16 @@ impl MemoryLog {
         Self::new(true, false)
     }
 
+    /// The same, as if it had segments of so many records: it asks for snapshots, and lets go of whole segments only.
+    #[must_use]
+    pub fn with_segments_of(self, records_each: u64) -> Self {
+        Self { segments: Some(Segments { records_each, begun: watch::Sender::new(0) }), ..self }
+    }
+
     fn new(keeps_records: bool, durable_at_once: bool) -> Self {
         let state = State { first_kept: Position(1), ..State::default() };
-        Self { state: Mutex::new(state), durable: watch::Sender::new(Position(0)), keeps_records, durable_at_once }
+        let durable = watch::Sender::new(Position(0));
+        Self { state: Mutex::new(state), durable, keeps_records, durable_at_once, segments: None }
     }
 
     /// Makes all records so far durable.
@@ -72,7 +86,24 @@ impl Log for MemoryLog {
         if self.durable_at_once {
             self.durable.send_replace(state.last);
         }
+        if let Some(segments) = &self.segments {
+            let segment = state.last.0 / segments.records_each;
+            segments.begun.send_if_modified(|begun| std::mem::replace(begun, segment) != segment);
+        }
         state.last
+    }
+
+    fn first_position(&self) -> Position {
+        self.state.lock().first_kept
+    }
+
+    fn segment_begun(&self) -> Option<watch::Receiver<u64>> {
+        self.segments.as_ref().map(|segments| segments.begun.subscribe())
+    }
+
+    fn holds_room_before(&self, position: Position) -> bool {
+        let first_kept = self.state.lock().first_kept;
+        self.segments.as_ref().is_some_and(|segments| position.0 - position.0 % segments.records_each > first_kept.0)
     }
 
     fn durable_through(&self) -> watch::Receiver<Position> {
@@ -93,6 +124,10 @@ impl Log for MemoryLog {
 
     fn truncate_before(&self, position: Position) {
         let mut state = self.state.lock();
+        let position = match &self.segments {
+            Some(segments) => Position(position.0 - position.0 % segments.records_each),
+            None => position,
+        };
         while state.first_kept < position && state.records.pop_front().is_some() {
             state.first_kept = Position(state.first_kept.0 + 1);
         }

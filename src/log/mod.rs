@@ -17,6 +17,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use crate::group::Member;
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
 use crate::queue::{DropReason, GroupDefinition, UnitId};
 use crate::rollout::event::RolloutRecord;
@@ -64,6 +65,8 @@ pub enum Record {
         group: Option<GroupId>,
         /// The settings that it keeps.
         settings_version: u64,
+        /// The group's size, if it was known by then: what said it may not be in the log any more.
+        group_size: Option<u32>,
     },
     /// Something happened to a rollout.
     Rollout {
@@ -116,6 +119,60 @@ pub enum Record {
         /// The unit.
         unit: UnitId,
     },
+    /// From here on the log can be read without what stands before: so many [`Record::RunSnapshot`] follow, with nothing else of
+    /// the sequencing task between them.
+    SnapshotBegins {
+        /// How many runs there are.
+        runs: u32,
+    },
+    /// A run as it is.
+    RunSnapshot {
+        /// The run.
+        run: RunId,
+        /// Which settings these are, from 1.
+        settings_version: u64,
+        /// The settings.
+        settings: Arc<RunSettings>,
+        /// When it was made, milliseconds since the Unix epoch.
+        created_unix_ms: u64,
+        /// Its consumer groups.
+        consumer_groups: Vec<(ConsumerGroupId, GroupDefinition)>,
+    },
+    /// Rollouts that have ended, written again because what said so is let go of.
+    Tombstones {
+        /// Their run.
+        run: RunId,
+        /// Each with its latest attempt.
+        rollouts: Vec<EndedRollout>,
+    },
+}
+
+/// A rollout that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedRollout {
+    /// The rollout.
+    pub rollout: RolloutId,
+    /// Its last attempt.
+    pub attempt: u32,
+    /// Whether its rows were acknowledged; else it was discarded.
+    pub retired: bool,
+    /// Why it ended.
+    pub reason: String,
+    /// No other attempt is taken.
+    pub is_final: bool,
+    /// Its place in its group, if it was in one.
+    pub group: Option<EndedMember>,
+}
+
+/// The place in its group of a rollout that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedMember {
+    /// The group.
+    pub group: GroupId,
+    /// The group's size, if it is known.
+    pub size: Option<u32>,
+    /// Where the rollout stands in it.
+    pub member: Member,
 }
 
 /// A record with the calendar's time at which it was applied: what is made of it carries that time, after a restart too.
@@ -163,6 +220,9 @@ pub enum LogError {
         /// What is wrong with it.
         error: codec::CodecError,
     },
+    /// It begins in the middle, and nothing in it says what there was before.
+    #[error("the log begins at position {} and holds no snapshot from which it could be read", .0.0)]
+    NoSnapshot(Position),
     /// The thread that read it is gone.
     #[error("reading the log was given up")]
     GivenUp,
@@ -182,6 +242,11 @@ pub trait Log: Send + Sync {
     /// The last position that is durable, and all that come.
     fn durable_through(&self) -> watch::Receiver<Position>;
 
+    /// The first record that is kept, or would be.
+    fn first_position(&self) -> Position {
+        Position(1)
+    }
+
     /// Shows the durable records from this position on, in order.
     ///
     /// # Errors
@@ -190,6 +255,16 @@ pub trait Log: Send + Sync {
 
     /// Forgets the records before this position.
     fn truncate_before(&self, position: Position);
+
+    /// The number of the newest segment, and of each that begins: then a snapshot is due. None if records take no room.
+    fn segment_begun(&self) -> Option<watch::Receiver<u64>> {
+        None
+    }
+
+    /// Whether [`Log::truncate_before`] this position would give room back.
+    fn holds_room_before(&self, _position: Position) -> bool {
+        false
+    }
 
     /// Bytes of records that are not durable yet; above [`crate::limits::LOG_QUEUED_BYTES_MAX`] nothing new is taken in.
     fn queued_bytes(&self) -> u64 {

@@ -70,6 +70,8 @@ pub enum Sequenced {
         discarded: Discarded,
         /// Calls that it had.
         calls: u64,
+        /// Where it was opened.
+        opened: Position,
     },
     /// A run's settings declare consumer groups.
     Declared {
@@ -125,6 +127,16 @@ pub enum Sequenced {
         /// For each unit.
         results: Vec<(UnitId, AckOutcome)>,
     },
+    /// A snapshot of the small state is whole and durable. Not in replay.
+    Snapshot {
+        /// Where it begins.
+        begins: Position,
+    },
+    /// What is needed of the log before this position stands behind it, durably. Not in replay.
+    Reclaim {
+        /// The position.
+        before: Position,
+    },
     /// Somebody waits until all before this is applied.
     Reached(oneshot::Sender<()>),
 }
@@ -139,7 +151,7 @@ impl Sequenced {
             | Self::Acknowledged { run, .. }
             | Self::UnitDropped { run, .. }
             | Self::UnitReleased { run, .. } => Some(run),
-            Self::Acks { .. } | Self::Reached(_) => None,
+            Self::Acks { .. } | Self::Reached(_) | Self::Snapshot { .. } | Self::Reclaim { .. } => None,
         }
     }
 }

@@ -272,6 +272,12 @@ impl Share {
         &self.holding.memory
     }
 
+    /// Where the attempt was opened.
+    #[must_use]
+    pub fn opened(&self) -> Position {
+        self.opened
+    }
+
     /// The attempt holds so many bytes now.
     pub fn set(&self, bytes: u64) {
         self.holding.set(bytes);

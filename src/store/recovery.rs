@@ -39,9 +39,9 @@ pub async fn recover(
     std::thread::spawn(move || {
         let mut visit = |position, dated| sequencer.replay_record(position, dated);
         let opened = DiskLog::open(storage, options, &progress, &mut visit);
-        sequencer.replay_ends();
+        let ended = sequencer.replay_ends();
         // Who waited may have given up; then the log is closed again.
-        let _ = done.send(opened.map(|(log, recovered)| {
+        let _ = done.send(opened.and_then(|opened| ended.map(|()| opened)).map(|(log, recovered)| {
             let last = Position(recovered.next_position.0.saturating_sub(1));
             Recovery { sequencer, log, last, recovered }
         }));

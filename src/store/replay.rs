@@ -11,6 +11,61 @@ use super::effect::Sequenced;
 use super::sequencer::Sequencer;
 use super::{OpenFacts, RolloutKey, Slot};
 
+/// Where one stands in a log that is read: it may begin in the middle, and then counts from its first whole snapshot on.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    first: Option<Position>,
+    /// Whether what comes is about a time of which nothing is known.
+    passes_over: bool,
+    snapshot: Option<SnapshotPart>,
+}
+
+/// What has come of a snapshot.
+#[derive(Debug)]
+struct SnapshotPart {
+    begins: Position,
+    runs: u32,
+    come: Vec<(Position, Dated)>,
+}
+
+impl Reading {
+    /// Takes the next record; gives it back if it is to be applied now.
+    fn read(&mut self, position: Position, dated: Dated) -> Option<Dated> {
+        if self.first.is_none() {
+            self.first = Some(position);
+            self.passes_over = position > Position(1);
+        }
+        match &dated.record {
+            Record::SnapshotBegins { runs } => {
+                // One that was not brought to its end comes to nothing.
+                self.snapshot = Some(SnapshotPart { begins: position, runs: *runs, come: Vec::new() });
+                None
+            }
+            Record::RunSnapshot { .. } => {
+                self.snapshot.as_mut()?.come.push((position, dated));
+                None
+            }
+            Record::Run { .. }
+            | Record::RunDeleted { .. }
+            | Record::GroupSize { .. }
+            | Record::RolloutOpened { .. }
+            | Record::Rollout { .. }
+            | Record::ConsumerGroup { .. }
+            | Record::Acknowledged { .. }
+            | Record::UnitDropped { .. }
+            | Record::UnitReleased { .. }
+            | Record::Tombstones { .. } => (!self.passes_over).then_some(dated),
+        }
+    }
+
+    /// The snapshot that has just come to its end, and the runs in it.
+    fn whole_snapshot(&mut self) -> Option<(Position, Vec<(Position, Dated)>)> {
+        let whole = self.snapshot.take_if(|snapshot| snapshot.come.len() >= snapshot.runs as usize)?;
+        self.passes_over = false;
+        Some((whole.begins, whole.come))
+    }
+}
+
 impl Sequencer {
     /// Applies all records of a log from its beginning, in order; says the last position.
     ///
@@ -18,35 +73,55 @@ impl Sequencer {
     /// If the log does not hold them all.
     pub fn replay(&mut self, log: &dyn Log) -> Result<Position, LogError> {
         let mut last = Position::default();
-        log.read(Position(1), &mut |position, record| {
+        log.read(log.first_position(), &mut |position, record| {
             self.replay_record(position, record);
             last = position;
         })?;
-        self.replay_ends();
+        self.replay_ends()?;
         Ok(last)
     }
 
     /// All records were applied: time is now again.
-    pub fn replay_ends(&mut self) {
+    ///
+    /// # Errors
+    /// If they begin in the middle, and hold no snapshot.
+    pub fn replay_ends(&mut self) -> Result<(), LogError> {
         self.store().replaying(None);
+        match self.reading.first {
+            Some(first) if self.reading.passes_over => Err(LogError::NoSnapshot(first)),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Applies the next record of a log. [`Sequencer::replay_ends`] must be called after the last.
     pub fn replay_record(&mut self, position: Position, dated: Dated) {
+        if let Some(dated) = self.reading.read(position, dated) {
+            self.apply_dated(position, dated);
+        }
+        if let Some((begins, runs)) = self.reading.whole_snapshot() {
+            runs.into_iter().for_each(|(position, run)| self.apply_dated(position, run));
+            self.needed.snapshot(begins);
+        }
+    }
+
+    fn apply_dated(&mut self, position: Position, dated: Dated) {
         self.store().replaying(Some(dated.unix_ms));
         match dated.record {
-            Record::Run { run, settings_version: _, settings } => {
-                self.apply_run(&run, Arc::clone(&settings), position);
+            Record::Run { run, settings_version, settings } => {
+                self.apply_run(&run, (settings_version, Arc::clone(&settings)), position);
                 self.apply(position, Sequenced::Declared { run, settings });
             }
             Record::RunDeleted { run } => self.apply_run_deleted(&run),
             Record::GroupSize { run, group, size } => self.apply_group_size(&run, &group, size),
-            Record::RolloutOpened { run, rollout, attempt, group, settings_version: _ } => {
+            Record::RolloutOpened { run, rollout, attempt, group, settings_version: _, group_size } => {
                 let key = RolloutKey { run: run.clone(), rollout: rollout.clone() };
                 let reference = RolloutRef { run, group, rollout, attempt };
                 // What was opened once is opened again, whatever the limits are now.
                 let opened = self.open(&key, &reference, position);
                 debug_assert!(opened.is_ok(), "opening checks nothing but that the run is there");
+                if let Some((group, size)) = reference.group.as_ref().zip(group_size) {
+                    self.apply_group_size(&reference.run, group, size);
+                }
             }
             Record::Rollout { run, rollout, attempt, record } => {
                 self.replay_rollout(position, &RolloutKey { run, rollout }, attempt, record);
@@ -62,6 +137,14 @@ impl Sequencer {
             }
             Record::UnitReleased { run, consumer_group, unit } => {
                 self.apply(position, Sequenced::UnitReleased { run, consumer_group, unit });
+            }
+            Record::SnapshotBegins { .. } => {}
+            Record::RunSnapshot { run, settings_version, settings, created_unix_ms, consumer_groups } => {
+                self.store().replaying(Some(created_unix_ms));
+                self.replay_run(&run, (settings_version, settings), consumer_groups, position);
+            }
+            Record::Tombstones { run, rollouts } => {
+                rollouts.into_iter().for_each(|ended| self.replay_tombstone(&run, ended, position));
             }
         }
     }

@@ -333,10 +333,9 @@ impl Store {
                     let reason = discarded.reason.clone();
                     let is_final = discarded.disposition == Disposition::Final;
                     let ended = Ended { attempt, outcome: Outcome::Discarded, reason, is_final, group: group.clone() };
-                    return (
-                        Some(Sequenced::Discarded { key, attempt, group, discarded: discarded.clone(), calls }),
-                        Some(ended),
-                    );
+                    let (discarded, opened) = (discarded.clone(), live.share.opened());
+                    let sequenced = Sequenced::Discarded { key, attempt, group, discarded, calls, opened };
+                    return (Some(sequenced), Some(ended));
                 }
                 Effect::CallResolved(..) | Effect::CallUnresolved(_) => {}
             }

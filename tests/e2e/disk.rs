@@ -19,7 +19,11 @@ const ROLLOUTS: usize = 4;
 const CALLS: u64 = 6;
 
 async fn on(disk: &FaultyStorage, durability: Durability) -> Option<TestService> {
-    let options = Options { segment_bytes: SEGMENT_BYTES, durability, ..Options::new(7) };
+    on_as(disk, Options { durability, ..Options::new(7) }).await
+}
+
+async fn on_as(disk: &FaultyStorage, options: Options) -> Option<TestService> {
+    let options = Options { segment_bytes: SEGMENT_BYTES, ..options };
     let log = LogSource::Disk { storage: Arc::new(disk.clone()), options };
     TestService::try_start(ServiceOptions { log, ..ServiceOptions::default() }).await.ok()
 }
@@ -124,6 +128,54 @@ async fn what_was_answered_is_there_however_the_disk_fails() {
     }
     // Nine disks, each with several lives.
     assert!(all >= 27, "{all} lives: the faults come too late to matter");
+}
+
+/// A log of a few segments is enough for any number of rollouts, if trainers take what is made; and each is known to have ended,
+/// though nothing is left of it, after any crash.
+#[tokio::test]
+async fn room_comes_back_and_what_has_ended_is_known_all_the_same() {
+    const BUDGET_BYTES: u64 = 24 * SEGMENT_BYTES;
+    const LIVES: usize = 3;
+    const ROLLOUTS_EACH: usize = 120;
+    let disk = FaultyStorage::new(11);
+    let open = async || on_as(&disk, Options { budget_bytes: BUDGET_BYTES, ..Options::new(7) }).await.unwrap();
+    let call = |rollout: usize| {
+        let member = v1::RolloutRef { group_id: format!("g{}", rollout / 4), ..about("run", &format!("{rollout}")) };
+        (member, Event::Call(call("c", "main", 1, &[7; 700], &[9])))
+    };
+    for life in 0..LIVES {
+        let service = open().await;
+        let mut worker = service.worker().await;
+        let mut taker = Taker::join(&service, subscription("run", "trainers")).await;
+        for rollout in life * ROLLOUTS_EACH..(life + 1) * ROLLOUTS_EACH {
+            let (member, event) = call(rollout);
+            let size = Event::Open(v1::Open { group_size: Some(4), ..v1::Open::default() });
+            for event in [size, event, finish(0.5)] {
+                let answer = until_there_is_room(&mut worker, &member, &event).await;
+                assert_eq!(answer.outcome(), AnswerOutcome::Accepted, "{answer:?}");
+            }
+            let unit = taker.unit().await.unit_id;
+            assert_eq!(taker.ack(&[unit]).await, [AckOutcome::Acknowledged]);
+        }
+        // Each call has 2.8 kB: all of them have some three times what there is room for.
+        assert!(disk.used_bytes() <= BUDGET_BYTES, "{} bytes", disk.used_bytes());
+        drop((worker, taker));
+        disk.crash();
+        let service = open().await;
+        let mut worker = service.worker().await;
+        for rollout in 0..(life + 1) * ROLLOUTS_EACH {
+            let (member, event) = call(rollout);
+            assert_eq!(worker.report(&member, event).await.outcome(), AnswerOutcome::AlreadyEnded, "{rollout}");
+        }
+        // Places in groups are taken still.
+        let fifth = v1::RolloutRef { group_id: "g0".to_owned(), ..about("run", "fifth") };
+        let refusal = worker.report(&fifth, Event::Heartbeat(v1::Heartbeat {})).await.refusal.unwrap();
+        assert_eq!(refusal.reason, "group_full");
+        let mut taker = Taker::join(&service, subscription("run", "trainers")).await;
+        assert_eq!(taker.heartbeat(&service).await.queued_units, 0);
+        drop((worker, taker));
+        disk.crash();
+    }
 }
 
 #[tokio::test]

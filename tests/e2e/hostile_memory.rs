@@ -30,6 +30,7 @@ impl Served {
     fn start() -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hedgerow"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json"]);
+        command.args(["--durability", "memory"]);
         command.args(["--memory-budget-bytes", &MEMORY_BUDGET_BYTES.to_string()]);
         let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
         let log = BufReader::new(process.stderr.take().unwrap()).lines();

@@ -1,6 +1,7 @@
 //! Enums as numbers. A code means one thing for ever; 0 is nobody's, so that what is absent is not taken for something.
 
 use crate::forest::plan::SharedCallOwner;
+use crate::group::Member;
 use crate::queue::{DropReason, UnitKind};
 use crate::rollout::event::{AgentStatus, Decision, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{StartPosition, Unit};
@@ -74,5 +75,6 @@ codes! {
     Unit { 1 = Row, 2 = Rollout }
     StartPosition { 1 = Earliest, 2 = Latest }
     UnitKind { 1 = Row, 2 = Rollout }
+    Member { 1 = Open, 2 = Finalised, 3 = Out, 4 = WillRetry }
     DropReason { 1 = Undeliverable, 2 = Stale, 3 = Overflow, 4 = Operator, 5 = Forgotten }
 }

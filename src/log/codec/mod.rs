@@ -23,6 +23,7 @@ mod numbers;
 mod queue;
 mod rollout;
 mod run;
+mod snapshot;
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests;
@@ -150,7 +151,7 @@ pub fn decode(kind: u8, payload: &[u8]) -> Result<Record, CodecError> {
 /// The payload of every kind.
 #[derive(Message)]
 struct RecordMessage<'a> {
-    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     record: Option<Form<'a>>,
 }
 
@@ -175,6 +176,12 @@ enum Form<'a> {
     UnitDropped(queue::UnitDroppedMessage),
     #[prost(message, tag = "9")]
     UnitReleased(queue::UnitReleasedMessage),
+    #[prost(message, tag = "10")]
+    SnapshotBegins(snapshot::SnapshotBeginsMessage),
+    #[prost(message, tag = "11")]
+    RunSnapshot(Box<snapshot::RunSnapshotMessage>),
+    #[prost(message, tag = "12")]
+    Tombstones(snapshot::TombstonesMessage),
 }
 
 impl Form<'_> {
@@ -190,11 +197,14 @@ impl Form<'_> {
             Self::Acknowledged(_) => 7,
             Self::UnitDropped(_) => 8,
             Self::UnitReleased(_) => 9,
+            Self::SnapshotBegins(_) => 10,
+            Self::RunSnapshot(_) => 11,
+            Self::Tombstones(_) => 12,
         }
     }
 }
 
-const LAST_KIND: u8 = 9;
+const LAST_KIND: u8 = 12;
 
 #[derive(Message)]
 struct RunDeletedMessage {
@@ -224,6 +234,8 @@ struct RolloutOpenedMessage {
     group: Option<String>,
     #[prost(uint64, tag = "5")]
     settings_version: u64,
+    #[prost(uint32, optional, tag = "6")]
+    group_size: Option<u32>,
 }
 
 fn form_of(record: &Record) -> (u8, Form<'_>) {
@@ -235,13 +247,14 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
         Record::GroupSize { run, group, size } => {
             Form::GroupSize(GroupSizeMessage { run: run.to_string(), group: group.to_string(), size: *size })
         }
-        Record::RolloutOpened { run, rollout, attempt, group, settings_version } => {
+        Record::RolloutOpened { run, rollout, attempt, group, settings_version, group_size } => {
             Form::RolloutOpened(RolloutOpenedMessage {
                 run: run.to_string(),
                 rollout: rollout.to_string(),
                 attempt: *attempt,
                 group: group.as_ref().map(GroupId::to_string),
                 settings_version: *settings_version,
+                group_size: *group_size,
             })
         }
         Record::Rollout { run, rollout, attempt, record } => {
@@ -259,6 +272,12 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
         Record::UnitReleased { run, consumer_group, unit } => {
             Form::UnitReleased(queue::UnitReleasedMessage::of(run, consumer_group, unit))
         }
+        Record::SnapshotBegins { runs } => Form::SnapshotBegins(snapshot::SnapshotBeginsMessage { runs: *runs }),
+        Record::RunSnapshot { run, settings_version, settings, created_unix_ms, consumer_groups } => {
+            let run = run::RunMessage::of(run, *settings_version, settings);
+            Form::RunSnapshot(Box::new(snapshot::RunSnapshotMessage::of(run, *created_unix_ms, consumer_groups)))
+        }
+        Record::Tombstones { run, rollouts } => Form::Tombstones(snapshot::TombstonesMessage::of(run, rollouts)),
     };
     (form.kind(), form)
 }
@@ -285,11 +304,15 @@ fn record_of(kind: u8, payload: &[u8]) -> Result<Record, Fault> {
             attempt: message.attempt,
             group: optional_identifier("group", message.group.as_deref(), GroupId::parse)?,
             settings_version: message.settings_version,
+            group_size: message.group_size,
         }),
         Form::Rollout(message) => message.into_record(),
         Form::ConsumerGroup(message) => message.into_record(),
         Form::Acknowledged(message) => message.into_record(),
         Form::UnitDropped(message) => message.into_record(),
         Form::UnitReleased(message) => message.into_record(),
+        Form::SnapshotBegins(message) => Ok(Record::SnapshotBegins { runs: message.runs }),
+        Form::RunSnapshot(message) => message.into_record(),
+        Form::Tombstones(message) => message.into_record(),
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct ConsumerGroupMessage {
 }
 
 #[derive(Message)]
-struct GroupDefinitionMessage {
+pub(super) struct GroupDefinitionMessage {
     #[prost(string, optional, tag = "1")]
     policy: Option<String>,
     #[prost(uint32, tag = "2")]
@@ -70,34 +70,43 @@ pub(super) struct UnitReleasedMessage {
 
 impl ConsumerGroupMessage {
     pub(super) fn of(run: &RunId, group: &ConsumerGroupId, definition: &GroupDefinition, from_earliest: bool) -> Self {
-        let GroupDefinition { policy, unit, max_row_tokens, ephemeral, max_deliveries } = definition;
         Self {
             run: run.to_string(),
             consumer_group: group.to_string(),
-            definition: Some(GroupDefinitionMessage {
-                policy: policy.clone(),
-                unit: unit.code(),
-                max_row_tokens: *max_row_tokens,
-                ephemeral: *ephemeral,
-                max_deliveries: *max_deliveries,
-            }),
+            definition: Some(GroupDefinitionMessage::of(definition)),
             from_earliest,
         }
     }
 
     pub(super) fn into_record(self) -> Result<Record, Fault> {
-        let definition = present("definition", self.definition)?;
         Ok(Record::ConsumerGroup {
             run: identifier("run", &self.run, RunId::parse)?,
             consumer_group: identifier("consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
-            definition: GroupDefinition {
-                policy: definition.policy,
-                unit: coded("definition.unit", definition.unit)?,
-                max_row_tokens: definition.max_row_tokens,
-                ephemeral: definition.ephemeral,
-                max_deliveries: definition.max_deliveries,
-            },
+            definition: present("definition", self.definition)?.into_definition()?,
             from_earliest: self.from_earliest,
+        })
+    }
+}
+
+impl GroupDefinitionMessage {
+    pub(super) fn of(definition: &GroupDefinition) -> Self {
+        let GroupDefinition { policy, unit, max_row_tokens, ephemeral, max_deliveries } = definition;
+        Self {
+            policy: policy.clone(),
+            unit: unit.code(),
+            max_row_tokens: *max_row_tokens,
+            ephemeral: *ephemeral,
+            max_deliveries: *max_deliveries,
+        }
+    }
+
+    pub(super) fn into_definition(self) -> Result<GroupDefinition, Fault> {
+        Ok(GroupDefinition {
+            policy: self.policy,
+            unit: coded("definition.unit", self.unit)?,
+            max_row_tokens: self.max_row_tokens,
+            ephemeral: self.ephemeral,
+            max_deliveries: self.max_deliveries,
         })
     }
 }

@@ -85,11 +85,14 @@ impl RunMessage {
     }
 
     pub(super) fn into_record(self) -> Result<Record, Fault> {
-        Ok(Record::Run {
-            run: identifier("run", &self.run, RunId::parse)?,
-            settings_version: self.settings_version,
-            settings: Arc::new(present("settings", self.settings)?.into_settings()?),
-        })
+        let (run, settings_version, settings) = self.into_parts()?;
+        Ok(Record::Run { run, settings_version, settings })
+    }
+
+    /// The run, which settings these are, and the settings.
+    pub(super) fn into_parts(self) -> Result<(RunId, u64, Arc<RunSettings>), Fault> {
+        let run = identifier("run", &self.run, RunId::parse)?;
+        Ok((run, self.settings_version, Arc::new(present("settings", self.settings)?.into_settings()?)))
     }
 }
 

@@ -118,6 +118,13 @@ impl FaultyStorage {
         disk.fault.take().is_some()
     }
 
+    /// What all files take.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let disk = self.disk.lock();
+        disk.names.values().filter_map(|file| disk.files.get(file)).map(|pages| pages.live.len() as u64).sum()
+    }
+
     /// How many operations there were that write, sync or change names.
     #[must_use]
     pub fn operations(&self) -> u64 {

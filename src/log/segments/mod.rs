@@ -192,6 +192,13 @@ impl SegmentLog {
         }
     }
 
+    /// Whether some segment lies wholly before this position.
+    #[must_use]
+    pub fn holds_room_before(&self, position: Position) -> bool {
+        let table = self.shared.table.lock();
+        table.segments.len() > 1 && table.segments.front().is_some_and(|oldest| oldest.last_position < position.0)
+    }
+
     /// Lets go of every segment that lies wholly before this position, oldest first. They cannot be read from now on;
     /// their files go once it is on disk that they are not wanted.
     pub fn truncate_before(&self, position: Position) {

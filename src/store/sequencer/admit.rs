@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::{Reason, Refusal};
+use crate::group::Group;
 use crate::ids::{GroupId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::{Position, Record};
@@ -108,13 +109,16 @@ impl Sequencer {
     }
 
     fn log_opening(&self, reference: &RolloutRef) -> Position {
-        let settings_version = self.runs.get(&reference.run).map_or(1, RunState::settings_version);
+        let run = self.runs.get(&reference.run);
+        let settings_version = run.map_or(1, RunState::settings_version);
+        let group = reference.group.as_ref().and_then(|group| run?.groups.get(group));
         let record = Record::RolloutOpened {
             run: reference.run.clone(),
             rollout: reference.rollout.clone(),
             attempt: reference.attempt,
             group: reference.group.clone(),
             settings_version,
+            group_size: group.and_then(Group::size),
         };
         self.log(&record, None)
     }
@@ -151,6 +155,7 @@ impl Sequencer {
             run.groups.member_opened(group, unix_ms, &key.rollout, reference.attempt);
         }
         let shared = Arc::clone(&run.shared);
+        self.needed.opened(position);
         let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
         let mut slot = entry.slot.lock();
         shared.watchers.rollout_changes(&key.rollout, reference.group.as_ref());
@@ -161,6 +166,7 @@ impl Sequencer {
             Slot::Ended(..) | Slot::Removed => None,
         };
         if let Slot::Live(old) = &*slot {
+            self.needed.ended(old.share.opened());
             shared.metrics.rollout_ended(RolloutEnd::Superseded);
             figures::deltas_changed(&shared.metrics, figures::deltas_of(old), (0, 0));
             let gone = old.rollout.facts().forest.call_count() as u64;
@@ -203,6 +209,7 @@ impl Sequencer {
             };
             live.last_position = self.log(&logged, None);
             live.rollout.apply(record, self.store.clock.now_ms());
+            self.repeat_group_size(&key.run, &group);
         }
         if let Some(size) = admission.group_size {
             self.say_group_size(&key.run, &group, size);
@@ -217,6 +224,14 @@ impl Sequencer {
         if known.is_none() {
             self.log(&Record::GroupSize { run: run.clone(), group: group.clone(), size }, None);
             self.apply_group_size(run, group, size);
+        }
+    }
+
+    /// A rollout has joined a group whose size may have been said before the rollout was opened: once more, for a log that
+    /// begins there.
+    fn repeat_group_size(&self, run: &RunId, group: &GroupId) {
+        if let Some(size) = self.runs.get(run).and_then(|run| run.groups.get(group)?.size()) {
+            self.log(&Record::GroupSize { run: run.clone(), group: group.clone(), size }, None);
         }
     }
 

@@ -213,12 +213,12 @@ impl Sequencer {
 
     pub(super) fn discarded(
         &mut self,
-        key: &RolloutKey,
-        attempt: u32,
+        tombstone: Tombstone,
         group: Option<&GroupId>,
         discarded: &Discarded,
         calls: u64,
     ) {
+        let Tombstone { key, attempt, .. } = &tombstone;
         let reason = match discarded.by {
             DiscardedBy::Harness => EndReason::Harness,
             DiscardedBy::Operator => EndReason::Operator,
@@ -235,8 +235,8 @@ impl Sequencer {
             run.shared.watchers.run_changes();
             group.into_iter().for_each(|group| run.shared.watchers.group_changes(group));
         }
-        run.and_then(|run| run.groups.change(group?, |group| group.closed(&key.rollout, attempt, now)));
-        self.bury(Tombstone { key: key.clone(), attempt });
+        run.and_then(|run| run.groups.change(group?, |group| group.closed(&key.rollout, *attempt, now)));
+        self.bury(tombstone);
     }
 
     /// Makes a consumer group, and gives it what was finalised before it if it wants that. Live and in replay.
@@ -319,7 +319,11 @@ impl Sequencer {
         if held || !(lasting().next().is_some() || without_rows) {
             return;
         }
-        let Some(Retained { key: Some(key), attempt, rollout, .. }) = run.retained.remove(&number) else { return };
+        let Some(Retained { key: Some(key), attempt, rollout, share, .. }) = run.retained.remove(&number) else {
+            return;
+        };
+        let home = share.opened();
+        self.needed.ended(home);
         run.queue.forget_source(&number);
         let group = rollout.facts().group.clone();
         run.shared.metrics.rollout_ended(RolloutEnd::Retired);
@@ -333,22 +337,25 @@ impl Sequencer {
             let ended = Ended { attempt, outcome: Outcome::Retired, reason, is_final: true, group: group.clone() };
             *slot = Slot::Ended(ended, position);
         }
-        self.bury(Tombstone { key, attempt });
+        self.bury(Tombstone { key, attempt, home });
     }
 
     /// Remembers what ended, for as long as its run says and as many as there may be.
-    fn bury(&mut self, tombstone: Tombstone) {
+    pub(super) fn bury(&mut self, tombstone: Tombstone) {
         let retention_ms = self.runs.get(&tombstone.key.run).map_or(0, |run| run.settings_now().tombstone_retention_ms);
         let expires_ms = self.store.clock.now_ms().saturating_add(retention_ms);
         let bytes = self.bytes_of(&tombstone);
         self.tombstones_held.add(bytes);
-        self.tombstones.insert((expires_ms, self.tombstone_count), (tombstone, bytes));
+        let place = (expires_ms, self.tombstone_count);
+        self.needed.buried(tombstone.home, place);
+        self.tombstones.insert(place, (tombstone, bytes));
         self.tombstone_count += 1;
         let bytes_max = self.store.memory().tombstones_bytes_max();
         while (self.tombstones.len() > limits::TOMBSTONES_MAX || self.tombstones_held.bytes() > bytes_max)
-            && let Some((_, (oldest, bytes))) = self.tombstones.pop_first()
+            && let Some((place, (oldest, bytes))) = self.tombstones.pop_first()
         {
             self.tombstones_held.subtract(bytes);
+            self.needed.unburied(oldest.home, place);
             self.forget(oldest);
         }
     }
@@ -367,13 +374,14 @@ impl Sequencer {
             if first.key().0 > now_ms {
                 return;
             }
-            let (expired, bytes) = first.remove();
+            let (place, (expired, bytes)) = first.remove_entry();
             self.tombstones_held.subtract(bytes);
+            self.needed.unburied(expired.home, place);
             self.forget(expired);
         }
     }
 
-    fn forget(&mut self, Tombstone { key, attempt }: Tombstone) {
+    fn forget(&mut self, Tombstone { key, attempt, .. }: Tombstone) {
         let Some(entry) = self.store.entry(&key) else { return };
         let mut slot = entry.slot.lock();
         let group = match &*slot {

@@ -15,12 +15,13 @@ mod finished;
 mod groups;
 mod look;
 mod news;
+mod reclaim;
 mod runs;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::error::Refusal;
 use crate::group::Group;
@@ -32,9 +33,11 @@ use crate::rollout::run_settings::RunSettings;
 
 use deadlines::Deadlines;
 use groups::RunGroups;
+use reclaim::{Needed, TombstonePlace};
 
 use super::effect::Sequenced;
 use super::memory::Holding;
+use super::replay::Reading;
 use super::{RolloutKey, Run, Store};
 
 pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery};
@@ -128,6 +131,8 @@ pub(super) struct RunState {
 pub(super) struct Tombstone {
     key: RolloutKey,
     attempt: u32,
+    /// From where on the log says that it ended: its opening, or the record that says it again.
+    home: Position,
 }
 
 /// The state of the sequencing task.
@@ -138,10 +143,14 @@ pub struct Sequencer {
     /// Subscriptions that wait for their consumer group to be made.
     waiting_subscriptions: Vec<(Box<Subscription>, SubscribeReply)>,
     /// In the order in which they expire: (milliseconds of the clock, number).
-    tombstones: BTreeMap<(u64, u64), (Tombstone, u64)>,
+    tombstones: BTreeMap<TombstonePlace, (Tombstone, u64)>,
     tombstone_count: u64,
     /// What they hold in memory; each says its part.
     tombstones_held: Holding,
+    /// Which records of the log are needed.
+    pub(in crate::store) needed: Needed,
+    /// Where in a log that is read one stands.
+    pub(in crate::store) reading: Reading,
     /// Runs in which something may go out.
     stirred: BTreeSet<RunId>,
     /// When runs are to be looked at next that nothing stirs.
@@ -163,6 +172,8 @@ impl Sequencer {
             waiting_subscriptions: Vec::new(),
             tombstones: BTreeMap::new(),
             tombstone_count: 0,
+            needed: Needed::default(),
+            reading: Reading::default(),
             stirred: BTreeSet::new(),
             deadlines: Deadlines::default(),
             figures_at_ms: 0,
@@ -196,6 +207,7 @@ impl Sequencer {
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>, stop: impl Future<Output = ()>) -> Self {
         tokio::pin!(stop);
         let store = Arc::clone(&self.store);
+        let mut segments = store.journal.log().segment_begun();
         loop {
             let deadline = self.next_deadline_ms();
             tokio::select! {
@@ -211,17 +223,22 @@ impl Sequencer {
                     more.into_iter().for_each(|command| self.command(command));
                 }
                 () = store.clock.wait_until(Some(deadline)) => self.tick(),
+                () = changed(&mut segments) => self.segment_began(),
                 () = &mut stop => return self,
             }
             while !self.stirred.is_empty() {
                 self.dispatch();
             }
+            self.snapshot_if_due();
             self.verify();
         }
     }
 
     /// Takes what a durable record means.
     pub(super) fn apply(&mut self, position: Position, effect: Sequenced) {
+        if let Sequenced::Discarded { opened, .. } = &effect {
+            self.needed.ended(*opened);
+        }
         let is_of_a_deleted_run = |run| self.runs.get(run).is_none_or(|state| position < state.since);
         if effect.run().is_some_and(is_of_a_deleted_run) {
             return;
@@ -230,8 +247,8 @@ impl Sequencer {
             Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms, share } => {
                 self.finalised(key, Retained::new(attempt, rollout, (unix_ms, at_ms), share));
             }
-            Sequenced::Discarded { key, attempt, group, discarded, calls } => {
-                self.discarded(&key, attempt, group.as_ref(), &discarded, calls);
+            Sequenced::Discarded { key, attempt, group, discarded, calls, opened } => {
+                self.discarded(Tombstone { key, attempt, home: opened }, group.as_ref(), &discarded, calls);
             }
             Sequenced::ConsumerGroup { run, consumer_group, definition, from_earliest } => {
                 self.make_consumer_group(&run, &consumer_group, definition, from_earliest);
@@ -255,6 +272,8 @@ impl Sequencer {
                 });
             }
             Sequenced::Acks { consumer, results } => self.tell(consumer, ToConsumer::Acks(results)),
+            Sequenced::Snapshot { begins } => self.snapshot_is_durable(begins),
+            Sequenced::Reclaim { before } => self.cut(before),
             Sequenced::Reached(reply) => drop(reply.send(())),
         }
     }
@@ -302,7 +321,19 @@ impl Sequencer {
         if self.figures_at_ms <= now_ms {
             self.figures_at_ms = now_ms.saturating_add(FIGURES_EVERY_MS);
             self.record_figures();
+            self.reclaim();
         }
+    }
+}
+
+/// Done when another segment of the log has begun; never, where there are none.
+async fn changed(segments: &mut Option<watch::Receiver<u64>>) {
+    let has_changed = match segments {
+        Some(begun) => begun.changed().await.is_ok(),
+        None => false,
+    };
+    if !has_changed {
+        std::future::pending().await
     }
 }
 

@@ -110,12 +110,17 @@ impl Sequencer {
         let record = Record::Run { run: run.clone(), settings_version, settings: Arc::clone(&settings) };
         let declared = Sequenced::Declared { run: run.clone(), settings: Arc::clone(&settings) };
         let position = self.log(&record, Some(declared));
-        self.apply_run(run, settings, position);
+        self.apply_run(run, (settings_version, settings), position);
     }
 
     /// Makes a run, or gives it new settings. The consumer groups that they declare are made in the order of records, with
     /// what was finalised before or after. Live and in replay.
-    pub(in crate::store) fn apply_run(&mut self, run: &RunId, settings: Arc<RunSettings>, position: Position) {
+    pub(in crate::store) fn apply_run(
+        &mut self,
+        run: &RunId,
+        (version, settings): (u64, Arc<RunSettings>),
+        position: Position,
+    ) {
         let lease_ms = settings.lease_ms;
         let memory = Arc::clone(self.store.memory());
         let state = self.runs.entry(run.clone()).or_insert_with(|| {
@@ -143,7 +148,7 @@ impl Sequencer {
                 making: BTreeSet::new(),
             }
         });
-        state.settings = (state.settings.0 + 1, Arc::clone(&settings));
+        state.settings = (version, Arc::clone(&settings));
         *state.shared.settings.lock() = state.settings.clone();
         self.store.runs.insert(run.clone(), Arc::clone(&state.shared));
         state.queue.set_lease_ms(lease_ms);
@@ -168,7 +173,7 @@ impl Sequencer {
             return Err(Refusal::new(Reason::RunNotEmpty, message).field("force"));
         }
         // Nobody may log anything of its rollouts after the record that deletes them.
-        self.rollouts_of(run).into_iter().for_each(|(_, entry)| remove_with_run(&entry));
+        self.rollouts_of(run).into_iter().for_each(|(_, entry)| self.remove_with_run(&entry));
         self.log(&Record::RunDeleted { run: run.clone() }, None);
         self.apply_run_deleted(run);
         Ok(DeletedRun { open_rollouts: open, unacknowledged_rows: rows })
@@ -185,11 +190,12 @@ impl Sequencer {
         self.stirred.remove(run);
         self.deadlines.put(run, None);
         self.store.telemetry.forget_run(run);
-        let held = &self.tombstones_held;
-        self.tombstones.retain(|_, (tombstone, bytes)| {
+        let (held, needed) = (&self.tombstones_held, &mut self.needed);
+        self.tombstones.retain(|place, (tombstone, bytes)| {
             let stays = tombstone.key.run != *run;
             if !stays {
                 held.subtract(*bytes);
+                needed.unburied(tombstone.home, *place);
             }
             stays
         });
@@ -204,7 +210,7 @@ impl Sequencer {
             }
         }
         for (key, entry) in self.rollouts_of(run) {
-            remove_with_run(&entry);
+            self.remove_with_run(&entry);
             self.store.clear_timer(&key, &entry);
             self.store.rollouts.remove(&key);
         }
@@ -214,18 +220,19 @@ impl Sequencer {
         let of_run = self.store.rollouts.iter().filter(|entry| entry.key().run == *run);
         of_run.map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect()
     }
-}
 
-/// Takes a rollout out of its place, whose run is deleted.
-fn remove_with_run(entry: &Entry) {
-    let mut slot = entry.slot.lock();
-    if let Slot::Live(live) = &*slot
-        && live.rollout.finalised().is_none()
-    {
-        live.run.metrics.rollout_ended(RolloutEnd::Discarded(EndReason::RunDeleted));
-        figures::deltas_changed(&live.run.metrics, figures::deltas_of(live), (0, 0));
+    /// Takes a rollout out of its place, whose run is deleted.
+    fn remove_with_run(&mut self, entry: &Entry) {
+        let mut slot = entry.slot.lock();
+        if let Slot::Live(live) = &*slot {
+            self.needed.ended(live.share.opened());
+            if live.rollout.finalised().is_none() {
+                live.run.metrics.rollout_ended(RolloutEnd::Discarded(EndReason::RunDeleted));
+                figures::deltas_changed(&live.run.metrics, figures::deltas_of(live), (0, 0));
+            }
+        }
+        *slot = Slot::Removed;
     }
-    *slot = Slot::Removed;
 }
 
 pub(super) fn run_not_found(run: &RunId) -> Refusal {

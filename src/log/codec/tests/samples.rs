@@ -7,8 +7,9 @@ use crate::forest::CallRecord;
 use crate::forest::call::{CallFacts, Delta, Link, RecordedPrompt, VersionSpan};
 use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
+use crate::group::Member;
 use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, RunId};
-use crate::log::Record;
+use crate::log::{EndedMember, EndedRollout, Record};
 use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -67,6 +68,7 @@ pub(super) fn samples() -> Vec<(&'static str, Record)> {
     let mut samples = of_runs();
     samples.extend(of_rollouts().into_iter().map(|(name, record)| (name, rollout(record))));
     samples.extend(of_consumer_groups());
+    samples.extend(of_snapshots());
     samples
 }
 
@@ -99,14 +101,28 @@ fn of_runs() -> Vec<(&'static str, Record)> {
         consumer_groups: vec![(trainer(), group)],
     };
     let (rollout, group) = (RolloutId::parse("g7-r3").unwrap(), GroupId::parse("g7").unwrap());
-    let opened =
-        Record::RolloutOpened { run: run(), rollout, attempt: 2, group: Some(group.clone()), settings_version: 3 };
+    let opened = Record::RolloutOpened {
+        run: run(),
+        rollout,
+        attempt: 2,
+        group: Some(group.clone()),
+        settings_version: 3,
+        group_size: None,
+    };
     vec![
         ("run", Record::Run { run: run(), settings_version: 3, settings: Arc::new(settings) }),
         ("run_deleted", Record::RunDeleted { run: run() }),
         ("group_size", Record::GroupSize { run: run(), group, size: 8 }),
-        ("rollout_opened", opened),
+        ("rollout_opened", opened.clone()),
+        ("rollout_opened_in_a_group_of_known_size", with_size(opened)),
     ]
+}
+
+fn with_size(mut opened: Record) -> Record {
+    if let Record::RolloutOpened { group_size, .. } = &mut opened {
+        *group_size = Some(8);
+    }
+    opened
 }
 
 fn new_call() -> CallRecord {
@@ -240,5 +256,38 @@ fn of_consumer_groups() -> Vec<(&'static str, Record)> {
             },
         ),
         ("unit_released", Record::UnitReleased { run, consumer_group, unit }),
+    ]
+}
+
+fn of_snapshots() -> Vec<(&'static str, Record)> {
+    let definition = GroupDefinition {
+        policy: None,
+        unit: UnitKind::Row,
+        max_row_tokens: None,
+        ephemeral: false,
+        max_deliveries: 5,
+    };
+    let Some((_, Record::Run { run, settings_version, settings })) = of_runs().into_iter().next() else {
+        panic!("the first is a run");
+    };
+    let ended = |rollout: &str, retired, group| EndedRollout {
+        rollout: RolloutId::parse(rollout).unwrap(),
+        attempt: 2,
+        retired,
+        reason: if retired { "acknowledged" } else { "idle_timeout" }.to_owned(),
+        is_final: retired,
+        group,
+    };
+    let member = EndedMember { group: GroupId::parse("g7").unwrap(), size: Some(8), member: Member::WillRetry };
+    let rollouts = vec![ended("g7-r3", false, Some(member)), ended("r4", true, None)];
+    let consumer_groups = vec![(trainer(), definition)];
+    let created_unix_ms = 1_790_000_000_000;
+    vec![
+        ("snapshot_begins", Record::SnapshotBegins { runs: 1 }),
+        (
+            "run_snapshot",
+            Record::RunSnapshot { run: run.clone(), settings_version, settings, created_unix_ms, consumer_groups },
+        ),
+        ("tombstones", Record::Tombstones { run, rollouts }),
     ]
 }

@@ -12,8 +12,9 @@ use crate::forest::CallRecord;
 use crate::forest::call::{CallFacts, Delta, Link, RecordedPrompt, VersionSpan};
 use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
+use crate::group::Member;
 use crate::ids::IdentifierError;
-use crate::log::Record;
+use crate::log::{EndedMember, EndedRollout, Record};
 use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -269,9 +270,9 @@ fn of_runs() -> BoxedStrategy<Record> {
         }),
         id!(RunId).prop_map(|run| Record::RunDeleted { run }),
         (id!(RunId), id!(GroupId), any::<u32>()).prop_map(|(run, group, size)| Record::GroupSize { run, group, size }),
-        (id!(RunId), id!(RolloutId), any::<u32>(), option::of(id!(GroupId)), any::<u64>()).prop_map(
-            |(run, rollout, attempt, group, settings_version)| {
-                Record::RolloutOpened { run, rollout, attempt, group, settings_version }
+        (id!(RunId), id!(RolloutId), any::<(u32, u64, Option<u32>)>(), option::of(id!(GroupId))).prop_map(
+            |(run, rollout, (attempt, settings_version, group_size), group)| {
+                Record::RolloutOpened { run, rollout, attempt, group, settings_version, group_size }
             }
         ),
     ]
@@ -294,11 +295,49 @@ fn of_consumer_groups() -> BoxedStrategy<Record> {
     .boxed()
 }
 
+fn ended() -> BoxedStrategy<EndedRollout> {
+    let member = select(&[Member::Open, Member::Finalised, Member::Out, Member::WillRetry]);
+    let group = (id!(GroupId), any::<Option<u32>>(), member).prop_map(|(group, size, member)| EndedMember {
+        group,
+        size,
+        member,
+    });
+    (id!(RolloutId), any::<(u32, bool, bool)>(), text(), option::of(group))
+        .prop_map(|(rollout, (attempt, retired, is_final), reason, group)| EndedRollout {
+            rollout,
+            attempt,
+            retired,
+            reason,
+            is_final,
+            group,
+        })
+        .boxed()
+}
+
+fn of_snapshots() -> BoxedStrategy<Record> {
+    let groups = vec((id!(ConsumerGroupId), definition()), 0..3);
+    prop_oneof![
+        any::<u32>().prop_map(|runs| Record::SnapshotBegins { runs }),
+        (id!(RunId), any::<(u64, u64)>(), run_settings(), groups).prop_map(
+            |(run, (settings_version, created_unix_ms), settings, consumer_groups)| Record::RunSnapshot {
+                run,
+                settings_version,
+                settings: Arc::new(settings),
+                created_unix_ms,
+                consumer_groups,
+            }
+        ),
+        (id!(RunId), vec(ended(), 0..4)).prop_map(|(run, rollouts)| Record::Tombstones { run, rollouts }),
+    ]
+    .boxed()
+}
+
 /// Any record.
 pub(super) fn record() -> BoxedStrategy<Record> {
     prop_oneof![
         of_runs(),
         of_consumer_groups(),
+        of_snapshots(),
         (id!(RunId), id!(RolloutId), any::<u32>(), rollout_record())
             .prop_map(|(run, rollout, attempt, record)| { Record::Rollout { run, rollout, attempt, record } }),
     ]

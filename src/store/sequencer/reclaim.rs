@@ -1,0 +1,240 @@
+//! Giving back the room of records that are not needed any more.
+//!
+//! A log goes on without its beginning from a *snapshot*: the runs with their settings and consumer groups, written anew when a
+//! segment begins. A record is needed while it stands behind the *home* of a rollout: its opening, while it is live or remembered
+//! to have ended; of one that has ended it may also be the record that says so once more. So the log is let go of before the newest snapshot that no live rollout's home stands before; tombstones
+//! that stand before it are written again first, behind everything, and the log is cut only when that is durable.
+//!
+//! Reading begins at the first whole snapshot: what stands before it in the same segment is passed over, and so is what is said
+//! there and later of rollouts whose opening is gone, because they have ended. A snapshot of what is known already changes nothing.
+//!
+//! Not kept beyond that: what ledgers and consumer groups counted of rollouts that have retired, and places in a group whose
+//! rollout is forgotten while others of the group are not.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use crate::group::Member;
+use crate::ids::{ConsumerGroupId, RunId};
+use crate::limits;
+use crate::log::{EndedMember, EndedRollout, Position, Record};
+use crate::queue::GroupDefinition;
+
+use super::super::effect::{Ended, Outcome, Sequenced};
+use super::super::{Entry, RolloutKey, Slot};
+use super::{RunState, Sequencer, Tombstone};
+
+/// When a tombstone expires, and its number among those that expire then.
+pub(super) type TombstonePlace = (u64, u64);
+
+/// Which records are needed.
+#[derive(Default)]
+pub(in crate::store) struct Needed {
+    /// Where live rollouts were opened.
+    homes: BTreeSet<Position>,
+    /// From where on it is said that rollouts ended.
+    tombstones: BTreeSet<(Position, TombstonePlace)>,
+    /// Whole and durable snapshots, oldest first.
+    snapshots: VecDeque<Position>,
+    /// A segment has begun that has no snapshot yet.
+    snapshot_is_due: bool,
+    /// Tombstones are on their way to the log; it is cut when they are there.
+    is_cutting: bool,
+}
+
+impl Needed {
+    /// A rollout was opened there, and is live.
+    pub(super) fn opened(&mut self, home: Position) {
+        self.homes.insert(home);
+    }
+
+    /// The rollout that was opened there is not live any more, which is durable or comes before whatever is logged now.
+    pub(super) fn ended(&mut self, home: Position) {
+        self.homes.remove(&home);
+    }
+
+    /// From there on it is said that this rollout ended.
+    pub(super) fn buried(&mut self, home: Position, place: TombstonePlace) {
+        self.tombstones.insert((home, place));
+    }
+
+    /// That is not needed any more.
+    pub(super) fn unburied(&mut self, home: Position, place: TombstonePlace) {
+        self.tombstones.remove(&(home, place));
+    }
+
+    /// A snapshot begins there that is whole and durable.
+    pub(in crate::store) fn snapshot(&mut self, begins: Position) {
+        self.snapshots.push_back(begins);
+    }
+
+    /// The newest snapshot from which all live rollouts can be read; forgets older ones.
+    fn beginning(&mut self) -> Option<Position> {
+        let serves = |snapshot: &Position| self.homes.first().is_none_or(|home| snapshot <= home);
+        while self.snapshots.get(1).is_some_and(serves) {
+            self.snapshots.pop_front();
+        }
+        self.snapshots.front().copied().filter(serves)
+    }
+
+    /// Tombstones whose home stands before this.
+    fn tombstones_before(&self, position: Position) -> Vec<TombstonePlace> {
+        self.tombstones.range(..(position, TombstonePlace::default())).map(|(_, place)| *place).collect()
+    }
+}
+
+impl Sequencer {
+    /// A segment of the log has begun.
+    pub(super) fn segment_began(&mut self) {
+        self.needed.snapshot_is_due = true;
+    }
+
+    /// Writes a snapshot if one is due, and nothing of the small state is on its way.
+    pub(super) fn snapshot_if_due(&mut self) {
+        let is_settled = self.runs.values().all(|run| run.making.is_empty());
+        if self.needed.snapshot_is_due && is_settled {
+            self.needed.snapshot_is_due = false;
+            let runs = u32::try_from(self.runs.len()).unwrap_or(u32::MAX);
+            let begins = self.log(&Record::SnapshotBegins { runs }, None);
+            for (id, run) in &self.runs {
+                self.log(&run.snapshot(id), None);
+            }
+            self.store.journal.after_last(Sequenced::Snapshot { begins });
+        }
+    }
+
+    /// A snapshot is whole and durable.
+    pub(super) fn snapshot_is_durable(&mut self, begins: Position) {
+        self.needed.snapshot(begins);
+        self.reclaim();
+    }
+
+    /// Has the log let go of what is not needed, once what is needed of it stands behind.
+    pub(super) fn reclaim(&mut self) {
+        let Some(before) = self.needed.beginning().filter(|_| !self.needed.is_cutting) else { return };
+        if !self.store.journal.log().holds_room_before(before) {
+            return;
+        }
+        self.needed.is_cutting = true;
+        self.write_tombstones(before);
+        self.store.journal.after_last(Sequenced::Reclaim { before });
+    }
+
+    /// What was to stand behind is durable.
+    pub(super) fn cut(&mut self, before: Position) {
+        self.needed.is_cutting = false;
+        self.store.journal.log().truncate_before(before);
+        tracing::info!(before = before.0, "the log is let go of up to there");
+    }
+
+    /// Writes again how rollouts ended of which that stands before this.
+    fn write_tombstones(&mut self, before: Position) {
+        let mut by_run: BTreeMap<RunId, Vec<(TombstonePlace, EndedRollout)>> = BTreeMap::new();
+        for place in self.needed.tombstones_before(before) {
+            let Some((tombstone, _)) = self.tombstones.get(&place) else { continue };
+            let (key, home) = (tombstone.key.clone(), tombstone.home);
+            match self.ended_rollout(&key, tombstone.attempt) {
+                Some(ended) => by_run.entry(key.run).or_default().push((place, ended)),
+                // A newer attempt stands there.
+                None => self.needed.unburied(home, place),
+            }
+        }
+        for (run, ended) in by_run {
+            for some in ended.chunks(limits::TOMBSTONES_RECORD_MAX) {
+                let rollouts = some.iter().map(|(_, ended)| ended.clone()).collect();
+                let home = self.log(&Record::Tombstones { run: run.clone(), rollouts }, None);
+                some.iter().for_each(|(place, _)| self.move_tombstone(*place, home));
+            }
+        }
+    }
+
+    fn move_tombstone(&mut self, place: TombstonePlace, home: Position) {
+        let Some((tombstone, _)) = self.tombstones.get_mut(&place) else { return };
+        self.needed.unburied(tombstone.home, place);
+        tombstone.home = home;
+        self.needed.buried(home, place);
+    }
+
+    /// How this attempt ended, if that is still what is known of its rollout.
+    fn ended_rollout(&self, key: &RolloutKey, attempt: u32) -> Option<EndedRollout> {
+        let entry = self.store.entry(key)?;
+        let Ended { attempt, outcome, reason, is_final, group } = match &*entry.slot.lock() {
+            Slot::Ended(ended, _) if ended.attempt == attempt => ended.clone(),
+            Slot::Ended(..) | Slot::Live(_) | Slot::Removed => return None,
+        };
+        let retired = outcome == Outcome::Retired;
+        let groups = &self.runs.get(&key.run)?.groups;
+        let group = group.map(|id| {
+            let group = groups.get(&id);
+            let member = group.and_then(|group| group.member(&key.rollout));
+            let member = member.unwrap_or(if retired { Member::Finalised } else { Member::Out });
+            EndedMember { size: group.and_then(crate::group::Group::size), group: id, member }
+        });
+        Some(EndedRollout { rollout: key.rollout.clone(), attempt, retired, reason, is_final, group })
+    }
+
+    /// A run as it was when the log was let go of. What is known already stands. Only in replay.
+    pub(in crate::store) fn replay_run(
+        &mut self,
+        run: &RunId,
+        settings: (u64, Arc<crate::rollout::run_settings::RunSettings>),
+        consumer_groups: Vec<(ConsumerGroupId, GroupDefinition)>,
+        position: Position,
+    ) {
+        if self.runs.contains_key(run) {
+            return;
+        }
+        self.apply_run(run, settings, position);
+        if let Some(state) = self.runs.get_mut(run) {
+            // Those that the settings declare are among these.
+            state.making.clear();
+        }
+        for (name, definition) in consumer_groups {
+            self.make_consumer_group(run, &name, definition, false);
+        }
+    }
+
+    /// A rollout ended, as is said again at this position. What is known already stands. Only in replay.
+    pub(in crate::store) fn replay_tombstone(&mut self, run: &RunId, ended: EndedRollout, position: Position) {
+        let EndedRollout { rollout, attempt, retired, reason, is_final, group } = ended;
+        let key = RolloutKey { run: run.clone(), rollout };
+        let unix_ms = self.store.unix_ms();
+        let Some(state) = self.runs.get_mut(run) else { return };
+        let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
+        let mut slot = entry.slot.lock();
+        if !matches!(&*slot, Slot::Removed) {
+            return;
+        }
+        state.rollouts.insert(key.rollout.clone());
+        if let Some(EndedMember { group, size, member }) = &group {
+            state.groups.member_opened(group, unix_ms, &key.rollout, attempt);
+            state.groups.change(group, |group| group.closed(&key.rollout, attempt, *member));
+            if let Some(size) = size {
+                state.groups.change(group, |group| group.said_size(*size));
+            }
+        }
+        let outcome = if retired { Outcome::Retired } else { Outcome::Discarded };
+        let group = group.map(|member| member.group);
+        *slot = Slot::Ended(Ended { attempt, outcome, reason, is_final, group }, position);
+        drop(slot);
+        self.bury(Tombstone { key, attempt, home: position });
+    }
+}
+
+impl RunState {
+    /// It as it is, with the consumer groups that last.
+    fn snapshot(&self, run: &RunId) -> Record {
+        let lasting = self.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
+        let named = lasting.filter_map(|(name, group)| {
+            let name = ConsumerGroupId::parse(name).ok()?;
+            Some((name, group.definition().clone()))
+        });
+        Record::RunSnapshot {
+            run: run.clone(),
+            settings_version: self.settings.0,
+            settings: Arc::clone(&self.settings.1),
+            created_unix_ms: self.shared.created_unix_ms,
+            consumer_groups: named.collect(),
+        }
+    }
+}
