@@ -245,6 +245,12 @@ pub const LOG_FULL_RETRY_AFTER_MS: u64 = 5000;
 pub const LOG_QUEUED_BYTES_MAX: u64 = 64 << 20;
 /// Missing segments that a salvage stands in for.
 pub const LOG_SALVAGED_HOLES_MAX: usize = 4096;
+/// The part of what the log may take, in percent, above which what holds its oldest segment is written forward.
+pub const LOG_FILLING_PERCENT: u64 = 70;
+/// Rollouts that are written forward at once, and the memory that they hold; one in any case.
+pub const LOG_CARRIED_ROLLOUTS: usize = 256;
+/// See [`LOG_CARRIED_ROLLOUTS`].
+pub const LOG_CARRIED_BYTES: u64 = 128 << 20;
 /// Rollouts that have ended in one record.
 pub const TOMBSTONES_RECORD_MAX: usize = 1024;
 /// One place is known in memory for so many bytes of the log.

@@ -16,6 +16,7 @@ use crate::log::segments::storage::Storage;
 use crate::log::segments::{Failure, Options, Progress, Recovered};
 use crate::log::{Log, LogError, Position};
 use crate::rpc::{self, Shared};
+use crate::store::carry;
 use crate::store::clock::Clock;
 use crate::store::recovery::{Recovery, recover};
 use crate::store::sequencer::Sequencer;
@@ -133,6 +134,7 @@ pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceErr
         let store = Arc::clone(&store);
         tokio::spawn(async move { store.run_timers().await })
     };
+    read_back(&store);
     let log_failed = disk.as_ref().map(|disk| disk.failed());
     let upkeep = tokio::spawn(upkeep(telemetry, disk));
     let readiness_follows = tokio::spawn(follow_drain(draining, Arc::clone(&readiness)));
@@ -149,6 +151,18 @@ pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceErr
         readiness,
         log_failed,
     })
+}
+
+/// Reads rollouts back from the log when the sequencing task asks for it, on a thread that ends with the store.
+fn read_back(store: &Arc<Store>) {
+    let (requests, store) = (store.readings(), Arc::downgrade(store));
+    std::thread::spawn(move || {
+        carry::read_on_request(requests, |gathered| {
+            if let Some(store) = store.upgrade() {
+                store.gathered(gathered);
+            }
+        });
+    });
 }
 
 async fn serve_grpc(listener: TcpListener, shared: Shared, stops: oneshot::Receiver<()>) {

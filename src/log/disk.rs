@@ -11,7 +11,8 @@ use tokio::sync::watch;
 use super::codec::{self, CodecError, Encoding, Fault};
 use super::segments::storage::Storage;
 use super::segments::{Failure, Figures, OpenError, Options, Progress, Recovered, Room, SegmentLog};
-use super::{Dated, Frame, Log, LogError, Position, Record, Visit};
+use super::{Dated, Frame, Log, LogError, Look, Position, Record, Visit};
+use crate::limits;
 
 /// Records in segment files.
 pub struct DiskLog {
@@ -83,12 +84,14 @@ impl Log for DiskLog {
         self.segments.durable_through()
     }
 
-    fn read(&self, from: Position, visit: &mut Visit<'_>) -> Result<(), LogError> {
+    fn read(&self, from: Position, look: &mut Look<'_>) -> Result<(), LogError> {
         let mut reader = self.segments.read(from)?;
         while let Some(frame) = reader.next_frame()? {
             let position = frame.position;
             let dated = dated(frame.kind, &frame.payload).map_err(|error| LogError::Record { position, error })?;
-            visit(position, dated);
+            if look(position, dated).is_break() {
+                break;
+            }
         }
         Ok(())
     }
@@ -103,6 +106,11 @@ impl Log for DiskLog {
 
     fn holds_room_before(&self, position: Position) -> bool {
         self.segments.holds_room_before(position)
+    }
+
+    fn is_filling(&self) -> bool {
+        let figures = self.segments.figures();
+        figures.disk_bytes >= figures.budget_bytes / 100 * limits::LOG_FILLING_PERCENT
     }
 
     fn truncate_before(&self, position: Position) {

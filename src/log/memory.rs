@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{Dated, Frame, Log, LogError, Position, Record, Visit};
+use super::{Dated, Frame, Log, LogError, Look, Position, Record};
 
 /// Records in memory, durable at once or when told.
 pub struct MemoryLog {
@@ -42,7 +42,7 @@ impl MemoryLog {
         Self::new(true, true)
     }
 
-    /// A log that keeps its records, and whose records are durable only when [`MemoryLog::make_durable`] says so.
+    /// A log that keeps its records, and whose records are durable, and can be read, only when [`MemoryLog::make_durable`] says so.
     #[must_use]
     pub fn held() -> Self {
         Self::new(true, false)
@@ -110,16 +110,23 @@ impl Log for MemoryLog {
         self.durable.subscribe()
     }
 
-    fn read(&self, from: Position, visit: &mut Visit<'_>) -> Result<(), LogError> {
+    fn read(&self, from: Position, look: &mut Look<'_>) -> Result<(), LogError> {
         let state = self.state.lock();
         if from < state.first_kept {
             return Err(LogError::NotKept(from));
         }
+        let through = *self.durable.borrow();
         let positions = (state.first_kept.0..).map(Position);
-        let records: Vec<_> = positions.zip(state.records.iter().cloned()).filter(|(at, _)| *at >= from).collect();
+        let records = positions.zip(state.records.iter().cloned());
+        let records: Vec<_> = records.filter(|(at, _)| *at >= from && *at <= through).collect();
         drop(state);
-        records.into_iter().for_each(|(at, record)| visit(at, record));
+        // That it was enough is no failure.
+        let _ = records.into_iter().try_for_each(|(at, record)| look(at, record));
         Ok(())
+    }
+
+    fn is_filling(&self) -> bool {
+        self.segments.is_some()
     }
 
     fn truncate_before(&self, position: Position) {
@@ -138,6 +145,8 @@ impl Log for MemoryLog {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+    use std::ops::ControlFlow;
+
     use super::*;
     use crate::ids::RunId;
 
@@ -154,9 +163,13 @@ mod tests {
         assert_eq!(*log.durable_through().borrow(), Position(3));
         log.truncate_before(Position(3));
         let mut read = Vec::new();
-        log.read(Position(3), &mut |position, _| read.push(position)).unwrap();
+        let mut push = |position, _| {
+            read.push(position);
+            ControlFlow::Continue(())
+        };
+        log.read(Position(3), &mut push).unwrap();
         assert_eq!(read, [Position(3)]);
-        assert!(log.read(Position(2), &mut |_, _| {}).is_err());
+        assert!(log.read(Position(2), &mut |_, _| ControlFlow::Continue(())).is_err());
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod journal;
 pub mod memory;
 pub mod segments;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -22,6 +23,7 @@ use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
 use crate::queue::{DropReason, GroupDefinition, UnitId};
 use crate::rollout::event::RolloutRecord;
 use crate::rollout::run_settings::RunSettings;
+use crate::rollout::settings::RolloutSettings;
 
 /// The place of a record in the log; the first is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -138,6 +140,39 @@ pub enum Record {
         /// Its consumer groups.
         consumer_groups: Vec<(ConsumerGroupId, GroupDefinition)>,
     },
+    /// A copy of a rollout begins, with all that is known of its opening: so many [`Record::RolloutCopied`] follow, with nothing
+    /// else of the rollout between them. What the log held of it before is not needed any more when the last has come.
+    RolloutCopyBegins {
+        /// Its run.
+        run: RunId,
+        /// The rollout.
+        rollout: RolloutId,
+        /// The attempt.
+        attempt: u32,
+        /// The group that it was opened in, if it was.
+        group: Option<GroupId>,
+        /// Which settings it keeps.
+        settings_version: u64,
+        /// What of them is a rollout's.
+        settings: Arc<RolloutSettings>,
+        /// When it was opened, milliseconds since the Unix epoch.
+        opened_unix_ms: u64,
+        /// How many records follow.
+        records: u32,
+        /// The consumer groups that have it, if it is finalised.
+        given_to: Vec<CopiedUnits>,
+    },
+    /// Something that happened to a rollout, once more.
+    RolloutCopied {
+        /// Its run.
+        run: RunId,
+        /// The rollout.
+        rollout: RolloutId,
+        /// The attempt.
+        attempt: u32,
+        /// What happened.
+        record: RolloutRecord,
+    },
     /// Rollouts that have ended, written again because what said so is let go of.
     Tombstones {
         /// Their run.
@@ -145,6 +180,17 @@ pub enum Record {
         /// Each with its latest attempt.
         rollouts: Vec<EndedRollout>,
     },
+}
+
+/// What a consumer group has settled of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopiedUnits {
+    /// Its name.
+    pub consumer_group: ConsumerGroupId,
+    /// Units that are acknowledged.
+    pub acknowledged: Vec<UnitId>,
+    /// Units that were dropped, and why.
+    pub dropped: Vec<(UnitId, DropReason)>,
 }
 
 /// A rollout that has ended.
@@ -231,6 +277,9 @@ pub enum LogError {
 /// Takes records in order, as they are read.
 pub type Visit<'a> = dyn FnMut(Position, Dated) + 'a;
 
+/// The same, and says whether to go on.
+pub type Look<'a> = dyn FnMut(Position, Dated) -> ControlFlow<()> + 'a;
+
 /// Records in one order.
 pub trait Log: Send + Sync {
     /// What [`Log::append`] needs of a record. Called before the record is applied.
@@ -247,11 +296,11 @@ pub trait Log: Send + Sync {
         Position(1)
     }
 
-    /// Shows the durable records from this position on, in order.
+    /// Shows the durable records from this position on, in order, until no more are wanted.
     ///
     /// # Errors
     /// If they are not kept, or cannot be read.
-    fn read(&self, from: Position, visit: &mut Visit<'_>) -> Result<(), LogError>;
+    fn read(&self, from: Position, look: &mut Look<'_>) -> Result<(), LogError>;
 
     /// Forgets the records before this position.
     fn truncate_before(&self, position: Position);
@@ -263,6 +312,11 @@ pub trait Log: Send + Sync {
 
     /// Whether [`Log::truncate_before`] this position would give room back.
     fn holds_room_before(&self, _position: Position) -> bool {
+        false
+    }
+
+    /// Whether so much of what the log may take is used that what holds it should be written forward.
+    fn is_filling(&self) -> bool {
         false
     }
 

@@ -205,6 +205,12 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         dropped
     }
 
+    /// The units of a rollout, and where they stand; none if it was not given to this group, or is forgotten.
+    pub fn units_of(&self, source: &K) -> Option<impl Iterator<Item = (&UnitId, Place)>> {
+        let units = &self.ledger.sources.get(source)?.units;
+        Some(units.iter().filter_map(|number| self.ledger.units.get(number)).map(|unit| (&unit.id, unit.place)))
+    }
+
     /// Whether the rollout holds back its memory for this group: known, and not settled.
     #[must_use]
     pub fn holds(&self, source: &K) -> bool {

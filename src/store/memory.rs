@@ -55,6 +55,8 @@ pub struct Share {
     holding: Holding,
     run: RunId,
     opened: Position,
+    /// Where in the log its records begin.
+    home: AtomicU64,
     heard_ms: Arc<AtomicU64>,
 }
 
@@ -114,7 +116,8 @@ impl Memory {
         open.heard.insert(opened, Arc::clone(&heard_ms));
         open.by_run.entry(run.clone()).or_default().insert(opened, now_ms);
         drop(open);
-        Arc::new(Share { holding: self.holding(), run: run.clone(), opened, heard_ms })
+        let home = AtomicU64::new(opened.0);
+        Arc::new(Share { holding: self.holding(), run: run.clone(), opened, home, heard_ms })
     }
 
     /// When the oldest open rollout of a run was opened.
@@ -272,10 +275,21 @@ impl Share {
         &self.holding.memory
     }
 
-    /// Where the attempt was opened.
+    /// Where in the log the attempt's records begin: at its opening, or at a copy of them.
     #[must_use]
-    pub fn opened(&self) -> Position {
-        self.opened
+    pub fn home(&self) -> Position {
+        Position(self.home.load(Ordering::Relaxed))
+    }
+
+    /// They begin there now.
+    pub fn move_home(&self, home: Position) {
+        self.home.store(home.0, Ordering::Relaxed);
+    }
+
+    /// How many bytes it holds.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.holding.bytes()
     }
 
     /// The attempt holds so many bytes now.

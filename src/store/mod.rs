@@ -10,6 +10,7 @@
 //! Lock order: a rollout's lock, then the journal's or a watcher's; never two rollouts. No lock is held over an `.await`, and a
 //! guard of the map is dropped in the statement that takes it.
 
+pub mod carry;
 pub mod clock;
 pub mod effect;
 mod figures;
@@ -24,8 +25,8 @@ mod timers;
 pub mod watch;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
@@ -40,6 +41,7 @@ use crate::rollout::Rollout;
 use crate::rollout::run_settings::RunSettings;
 use crate::telemetry::{RunMetrics, Telemetry};
 
+use carry::{Gathered, Reading};
 use clock::Clock;
 use effect::{Ended, Notice, Sequenced};
 use memory::{Memory, Share};
@@ -86,6 +88,8 @@ pub(crate) struct Live {
     pub(crate) run: Arc<Run>,
     pub(crate) rollout: Rollout,
     pub(crate) settings_version: u64,
+    /// Records of it in the log, besides its opening.
+    pub(crate) records: u32,
     pub(crate) opened_unix_ms: u64,
     pub(crate) heard_unix_ms: u64,
     pub(crate) finalised_unix_ms: Option<u64>,
@@ -156,6 +160,8 @@ pub struct Store {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) timers: Timers,
     commands: mpsc::Sender<Command>,
+    /// Who reads rollouts back from the log, if there is somebody.
+    readings: OnceLock<mpsc::Sender<Reading>>,
     reporters: DashMap<ReporterId, mpsc::Sender<Notice>>,
     next_id: AtomicU64,
     in_flight: Arc<Semaphore>,
@@ -178,6 +184,7 @@ impl Store {
             telemetry: options.telemetry,
             timers: Timers::default(),
             commands,
+            readings: OnceLock::new(),
             reporters: DashMap::new(),
             next_id: AtomicU64::new(1),
             in_flight: Arc::new(Semaphore::new(limits::IN_FLIGHT_BYTES_MAX)),
@@ -280,6 +287,25 @@ impl Store {
     /// Gives the sequencing task something to do; waits while its line is full. False if the task is gone.
     pub async fn command(&self, command: Command) -> bool {
         self.commands.send(command).await.is_ok()
+    }
+
+    /// Somebody reads rollouts back from now on, one request at a time.
+    pub fn readings(&self) -> mpsc::Receiver<Reading> {
+        let (requests, receiver) = mpsc::channel(1);
+        let first = self.readings.set(requests).is_ok();
+        debug_assert!(first, "one reads");
+        receiver
+    }
+
+    /// What was read back. Blocks while the sequencing task's line is full.
+    pub fn gathered(&self, gathered: Vec<Gathered>) {
+        // Without the task nobody wants it.
+        let _ = self.commands.blocking_send(Command::Carry(gathered));
+    }
+
+    /// Has rollouts read back; false if nobody can now.
+    pub(crate) fn read_back(&self, reading: Reading) -> bool {
+        self.readings.get().is_some_and(|requests| requests.try_send(reading).is_ok())
     }
 
     /// A number that no stream or consumer has had.

@@ -1,5 +1,6 @@
 //! Building the whole state again from records: the same functions as live, without answers, notices and timers' effects.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,7 +9,7 @@ use crate::log::{Dated, Log, LogError, Position, Record};
 use crate::rollout::event::RolloutRecord;
 
 use super::effect::Sequenced;
-use super::sequencer::Sequencer;
+use super::sequencer::{CopyBegins, Sequencer};
 use super::{OpenFacts, RolloutKey, Slot};
 
 /// Where one stands in a log that is read: it may begin in the middle, and then counts from its first whole snapshot on.
@@ -54,6 +55,8 @@ impl Reading {
             | Record::Acknowledged { .. }
             | Record::UnitDropped { .. }
             | Record::UnitReleased { .. }
+            | Record::RolloutCopyBegins { .. }
+            | Record::RolloutCopied { .. }
             | Record::Tombstones { .. } => (!self.passes_over).then_some(dated),
         }
     }
@@ -76,6 +79,7 @@ impl Sequencer {
         log.read(log.first_position(), &mut |position, record| {
             self.replay_record(position, record);
             last = position;
+            ControlFlow::Continue(())
         })?;
         self.replay_ends()?;
         Ok(last)
@@ -87,6 +91,8 @@ impl Sequencer {
     /// If they begin in the middle, and hold no snapshot.
     pub fn replay_ends(&mut self) -> Result<(), LogError> {
         self.store().replaying(None);
+        // What did not come to its end comes to nothing.
+        self.copying.clear();
         match self.reading.first {
             Some(first) if self.reading.passes_over => Err(LogError::NoSnapshot(first)),
             Some(_) | None => Ok(()),
@@ -104,7 +110,8 @@ impl Sequencer {
         }
     }
 
-    fn apply_dated(&mut self, position: Position, dated: Dated) {
+    /// Applies a record.
+    pub(super) fn apply_dated(&mut self, position: Position, dated: Dated) {
         self.store().replaying(Some(dated.unix_ms));
         match dated.record {
             Record::Run { run, settings_version, settings } => {
@@ -143,6 +150,28 @@ impl Sequencer {
                 self.store().replaying(Some(created_unix_ms));
                 self.replay_run(&run, (settings_version, settings), consumer_groups, position);
             }
+            Record::RolloutCopyBegins {
+                run,
+                rollout,
+                attempt,
+                group,
+                settings_version,
+                settings,
+                opened_unix_ms,
+                records,
+                given_to,
+            } => {
+                let begins = CopyBegins {
+                    settings: (settings_version, settings),
+                    opened_unix_ms,
+                    records: records as usize,
+                    given_to,
+                };
+                self.replay_copy_begins(RolloutRef { run, group, rollout, attempt }, begins, position);
+            }
+            Record::RolloutCopied { run, rollout, attempt: _, record } => {
+                self.replay_copied(&RolloutKey { run, rollout }, dated.unix_ms, record);
+            }
             Record::Tombstones { run, rollouts } => {
                 rollouts.into_iter().for_each(|ended| self.replay_tombstone(&run, ended, position));
             }
@@ -162,6 +191,7 @@ impl Sequencer {
         }
         let (before, calls_before) = (OpenFacts::of(&live.rollout), live.rollout.facts().forest.call_count());
         let applied = live.rollout.apply(record, store.clock.now_ms());
+        live.records += 1;
         live.last_position = position;
         live.measure();
         let (sequenced, ended) = store.sequenced(key, live, &applied.effects, store.unix_ms());

@@ -290,6 +290,7 @@ impl Store {
         let before = (OpenFacts::of(&live.rollout), figures::deltas_of(live), live.rollout.facts().forest.call_count());
         live.run.watchers.rollout_changes(&key.rollout, live.rollout.facts().group.as_ref());
         let applied = live.rollout.apply(record, self.clock.now_ms());
+        live.records += 1;
         live.measure();
         let (sequenced, ended) = self.sequenced(key, live, &applied.effects, unix_ms);
         live.last_position = self.journal.append(frame, sequenced);
@@ -333,7 +334,7 @@ impl Store {
                     let reason = discarded.reason.clone();
                     let is_final = discarded.disposition == Disposition::Final;
                     let ended = Ended { attempt, outcome: Outcome::Discarded, reason, is_final, group: group.clone() };
-                    let (discarded, opened) = (discarded.clone(), live.share.opened());
+                    let (discarded, opened) = (discarded.clone(), live.share.home());
                     let sequenced = Sequenced::Discarded { key, attempt, group, discarded, calls, opened };
                     return (Some(sequenced), Some(ended));
                 }

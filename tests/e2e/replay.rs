@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +42,11 @@ pub(crate) fn replayed(log: &Arc<MemoryLog>) -> Image {
 /// All records of a log.
 fn all(log: &MemoryLog) -> Vec<Dated> {
     let mut all = Vec::new();
-    log.read(log.first_position(), &mut |_, dated| all.push(dated)).unwrap();
+    let mut push = |_, dated| {
+        all.push(dated);
+        ControlFlow::Continue(())
+    };
+    log.read(log.first_position(), &mut push).unwrap();
     all
 }
 
@@ -89,6 +94,8 @@ fn kind(record: &Record) -> &'static str {
         Record::UnitReleased { .. } => "unit released",
         Record::SnapshotBegins { .. } | Record::RunSnapshot { .. } => "snapshot",
         Record::Tombstones { .. } => "tombstones",
+        Record::RolloutCopyBegins { .. } => "copy",
+        Record::RolloutCopied { .. } => "copied",
         Record::Rollout { record, .. } => match record {
             RolloutRecord::Open(_) => "open",
             RolloutRecord::Group(_) => "group joined",
@@ -220,7 +227,14 @@ fn a_replay_gives_what_the_service_had_though_the_log_has_lost_its_beginning() {
     for (first, log) in [(0, MemoryLog::keeping as fn() -> MemoryLog), (1, MemoryLog::held)] {
         let census = seeds((first..250).step_by(2), || log().with_segments_of(7));
         let often = |what| census.get(what).is_some_and(|count| *count > 50);
-        assert!(often("snapshot") && often("tombstones") && often("log without its beginning"), "{census:?}");
+        assert!(
+            often("snapshot")
+                && often("tombstones")
+                && often("copy")
+                && often("copied")
+                && often("log without its beginning"),
+            "{census:?}"
+        );
     }
 }
 

@@ -18,6 +18,7 @@
 
 mod call;
 mod codes;
+mod copy;
 mod fields;
 mod numbers;
 mod queue;
@@ -151,7 +152,7 @@ pub fn decode(kind: u8, payload: &[u8]) -> Result<Record, CodecError> {
 /// The payload of every kind.
 #[derive(Message)]
 struct RecordMessage<'a> {
-    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
     record: Option<Form<'a>>,
 }
 
@@ -182,6 +183,10 @@ enum Form<'a> {
     RunSnapshot(Box<snapshot::RunSnapshotMessage>),
     #[prost(message, tag = "12")]
     Tombstones(snapshot::TombstonesMessage),
+    #[prost(message, tag = "13")]
+    RolloutCopyBegins(Box<copy::CopyBeginsMessage>),
+    #[prost(message, tag = "14")]
+    RolloutCopied(rollout::RolloutMessage<'a>),
 }
 
 impl Form<'_> {
@@ -200,11 +205,13 @@ impl Form<'_> {
             Self::SnapshotBegins(_) => 10,
             Self::RunSnapshot(_) => 11,
             Self::Tombstones(_) => 12,
+            Self::RolloutCopyBegins(_) => 13,
+            Self::RolloutCopied(_) => 14,
         }
     }
 }
 
-const LAST_KIND: u8 = 12;
+const LAST_KIND: u8 = 14;
 
 #[derive(Message)]
 struct RunDeletedMessage {
@@ -260,6 +267,10 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
         Record::Rollout { run, rollout, attempt, record } => {
             Form::Rollout(rollout::RolloutMessage::of(run, rollout, *attempt, record))
         }
+        Record::RolloutCopied { run, rollout, attempt, record } => {
+            Form::RolloutCopied(rollout::RolloutMessage::of(run, rollout, *attempt, record))
+        }
+        Record::RolloutCopyBegins { .. } => Form::RolloutCopyBegins(Box::new(copy::CopyBeginsMessage::of(record))),
         Record::ConsumerGroup { run, consumer_group, definition, from_earliest } => {
             Form::ConsumerGroup(queue::ConsumerGroupMessage::of(run, consumer_group, definition, *from_earliest))
         }
@@ -306,7 +317,15 @@ fn record_of(kind: u8, payload: &[u8]) -> Result<Record, Fault> {
             settings_version: message.settings_version,
             group_size: message.group_size,
         }),
-        Form::Rollout(message) => message.into_record(),
+        Form::Rollout(message) => {
+            let (run, rollout, attempt, record) = message.into_parts()?;
+            Ok(Record::Rollout { run, rollout, attempt, record })
+        }
+        Form::RolloutCopied(message) => {
+            let (run, rollout, attempt, record) = message.into_parts()?;
+            Ok(Record::RolloutCopied { run, rollout, attempt, record })
+        }
+        Form::RolloutCopyBegins(message) => message.into_record(),
         Form::ConsumerGroup(message) => message.into_record(),
         Form::Acknowledged(message) => message.into_record(),
         Form::UnitDropped(message) => message.into_record(),

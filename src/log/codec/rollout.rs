@@ -3,7 +3,6 @@
 use prost::{Message, Oneof};
 
 use crate::ids::{AgentId, CallId, GroupId, Name, RolloutId, RunId};
-use crate::log::Record;
 use crate::rollout::event::{AgentEnd, AgentOrigin, AgentStart, Open, Reward, RolloutRecord, Seal};
 
 use super::Fault;
@@ -177,13 +176,12 @@ impl<'a> RolloutMessage<'a> {
         Self { run: run.to_string(), rollout: rollout.to_string(), attempt, record }
     }
 
-    pub(super) fn into_record(self) -> Result<Record, Fault> {
-        Ok(Record::Rollout {
-            run: identifier("run", &self.run, RunId::parse)?,
-            rollout: identifier("rollout", &self.rollout, RolloutId::parse)?,
-            attempt: self.attempt,
-            record: present("what happened to the rollout", self.record)?.into_record()?,
-        })
+    /// The run, the rollout, its attempt, and what happened.
+    pub(super) fn into_parts(self) -> Result<(RunId, RolloutId, u32, RolloutRecord), Fault> {
+        let run = identifier("run", &self.run, RunId::parse)?;
+        let rollout = identifier("rollout", &self.rollout, RolloutId::parse)?;
+        let record = present("what happened to the rollout", self.record)?.into_record()?;
+        Ok((run, rollout, self.attempt, record))
     }
 }
 

@@ -52,7 +52,7 @@ struct ConsumerGroupSettingsMessage {
 }
 
 #[derive(Message)]
-struct RolloutSettingsMessage {
+pub(super) struct RolloutSettingsMessage {
     #[prost(string, repeated, tag = "1")]
     trained_policies: Vec<String>,
     #[prost(string, tag = "2")]
@@ -152,7 +152,7 @@ impl ConsumerGroupSettingsMessage {
 }
 
 impl RolloutSettingsMessage {
-    fn of(settings: &RolloutSettings) -> Self {
+    pub(super) fn of(settings: &RolloutSettings) -> Self {
         let RolloutSettings {
             trained_policies,
             default_policy,
@@ -183,7 +183,7 @@ impl RolloutSettingsMessage {
         }
     }
 
-    fn into_settings(self) -> Result<RolloutSettings, Fault> {
+    pub(super) fn into_settings(self) -> Result<RolloutSettings, Fault> {
         Ok(RolloutSettings {
             trained_policies: identifiers("settings.rollout.trained_policies", &self.trained_policies, Name::parse)?,
             default_policy: identifier("settings.rollout.default_policy", &self.default_policy, Name::parse)?,

@@ -10,6 +10,7 @@ use crate::limits;
 use crate::log::{Position, Record};
 use crate::rollout::Rollout;
 use crate::rollout::event::RolloutRecord;
+use crate::rollout::settings::RolloutSettings;
 use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::Outcome;
@@ -130,15 +131,28 @@ impl Sequencer {
         reference: &RolloutRef,
         position: Position,
     ) -> Result<(), Refusal> {
+        self.open_with(key, reference, position, None)
+    }
+
+    /// The same, with these settings of this version instead of the run's.
+    pub(super) fn open_with(
+        &mut self,
+        key: &RolloutKey,
+        reference: &RolloutRef,
+        position: Position,
+        settings: Option<(u64, Arc<RolloutSettings>)>,
+    ) -> Result<(), Refusal> {
         let (now_ms, unix_ms) = (self.store.clock.now_ms(), self.store.unix_ms());
         let share = self.store.memory().share(&key.run, position, now_ms);
         let run = self.run_or_new(&key.run)?;
-        let settings = Arc::clone(&run.settings_now().rollout);
+        let of_run = || (run.settings_version(), Arc::clone(&run.settings_now().rollout));
+        let (settings_version, settings) = settings.unwrap_or_else(of_run);
         let mut live = Live {
             attempt: reference.attempt,
             run: Arc::clone(&run.shared),
             rollout: Rollout::new(settings, reference.group.clone(), now_ms),
-            settings_version: run.settings_version(),
+            settings_version,
+            records: 0,
             opened_unix_ms: unix_ms,
             heard_unix_ms: unix_ms,
             finalised_unix_ms: None,
@@ -155,7 +169,7 @@ impl Sequencer {
             run.groups.member_opened(group, unix_ms, &key.rollout, reference.attempt);
         }
         let shared = Arc::clone(&run.shared);
-        self.needed.opened(position);
+        self.needed.opened(position, key);
         let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
         let mut slot = entry.slot.lock();
         shared.watchers.rollout_changes(&key.rollout, reference.group.as_ref());
@@ -166,7 +180,7 @@ impl Sequencer {
             Slot::Ended(..) | Slot::Removed => None,
         };
         if let Slot::Live(old) = &*slot {
-            self.needed.ended(old.share.opened());
+            self.needed.ended(old.share.home());
             shared.metrics.rollout_ended(RolloutEnd::Superseded);
             figures::deltas_changed(&shared.metrics, figures::deltas_of(old), (0, 0));
             let gone = old.rollout.facts().forest.call_count() as u64;
@@ -209,6 +223,7 @@ impl Sequencer {
             };
             live.last_position = self.log(&logged, None);
             live.rollout.apply(record, self.store.clock.now_ms());
+            live.records += 1;
             self.repeat_group_size(&key.run, &group);
         }
         if let Some(size) = admission.group_size {

@@ -61,6 +61,11 @@ impl Retained {
         Self { key: None, attempt, rollout, unix_ms, at_ms, plans, share }
     }
 
+    /// Whether it is this one.
+    pub(super) fn is_of(&self, rollout: &Arc<FinalisedRollout>) -> bool {
+        Arc::ptr_eq(&self.rollout, rollout)
+    }
+
     /// Rows of all policies, whatever their length.
     pub(super) fn row_count(&self) -> u64 {
         self.plans.iter().map(|plan| plan.rows.len() as u64).sum()
@@ -177,7 +182,8 @@ impl Sequencer {
         let now_ms = self.store.clock.now_ms();
         let mut effects = Vec::new();
         let mut news = Vec::new();
-        for (name, group) in run.queue.groups_mut() {
+        let gives_to = |name: &str| self.gives_only_to.as_ref().is_none_or(|only| only.contains(name));
+        for (name, group) in run.queue.groups_mut().filter(|(name, _)| gives_to(name)) {
             let plans = retained.plans_for(group.definition());
             let units = retained.units(&key, group.definition(), &plans);
             let name = name.to_owned();
@@ -322,7 +328,7 @@ impl Sequencer {
         let Some(Retained { key: Some(key), attempt, rollout, share, .. }) = run.retained.remove(&number) else {
             return;
         };
-        let home = share.opened();
+        let home = share.home();
         self.needed.ended(home);
         run.queue.forget_source(&number);
         let group = rollout.facts().group.clone();

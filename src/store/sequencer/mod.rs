@@ -7,6 +7,7 @@
 //! Each step is a plain synchronous function; the loop only picks the next one.
 
 mod admit;
+mod carry;
 mod consumers;
 mod deadlines;
 mod dispatch;
@@ -35,11 +36,13 @@ use deadlines::Deadlines;
 use groups::RunGroups;
 use reclaim::{Needed, TombstonePlace};
 
+use super::carry::Gathered;
 use super::effect::Sequenced;
 use super::memory::Holding;
 use super::replay::Reading;
 use super::{RolloutKey, Run, Store};
 
+pub(super) use carry::CopyBegins;
 pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery};
 pub use finished::{Retained, UnitRows};
 pub use look::{
@@ -100,6 +103,8 @@ pub enum Command {
         /// The answer.
         reply: oneshot::Sender<Result<(), Refusal>>,
     },
+    /// Write rollouts forward whose records were read back.
+    Carry(Vec<Gathered>),
     /// Wait until all records so far are applied.
     Barrier(oneshot::Sender<()>),
     /// Show something; changes nothing.
@@ -149,6 +154,12 @@ pub struct Sequencer {
     tombstones_held: Holding,
     /// Which records of the log are needed.
     pub(in crate::store) needed: Needed,
+    /// Whether rollouts are being read to be written forward.
+    is_carrying: bool,
+    /// In replay: copies of rollouts that have begun.
+    pub(in crate::store) copying: HashMap<RolloutKey, carry::Copying>,
+    /// In replay: the consumer groups that had the rollout whose copy is read.
+    gives_only_to: Option<BTreeSet<String>>,
     /// Where in a log that is read one stands.
     pub(in crate::store) reading: Reading,
     /// Runs in which something may go out.
@@ -173,6 +184,9 @@ impl Sequencer {
             tombstones: BTreeMap::new(),
             tombstone_count: 0,
             needed: Needed::default(),
+            is_carrying: false,
+            copying: HashMap::new(),
+            gives_only_to: None,
             reading: Reading::default(),
             stirred: BTreeSet::new(),
             deadlines: Deadlines::default(),
@@ -299,6 +313,7 @@ impl Sequencer {
                 drop(reply.send(self.release_unit(&run, &consumer_group, &unit, for_good)));
             }
             Command::Look(look) => self.look(look),
+            Command::Carry(gathered) => self.carry(gathered),
             Command::Barrier(reply) => self.store.journal.after_last(Sequenced::Reached(reply)),
         }
     }
@@ -322,6 +337,7 @@ impl Sequencer {
             self.figures_at_ms = now_ms.saturating_add(FIGURES_EVERY_MS);
             self.record_figures();
             self.reclaim();
+            self.carry_if_needed();
         }
     }
 }

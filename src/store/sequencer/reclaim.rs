@@ -30,8 +30,8 @@ pub(super) type TombstonePlace = (u64, u64);
 /// Which records are needed.
 #[derive(Default)]
 pub(in crate::store) struct Needed {
-    /// Where live rollouts were opened.
-    homes: BTreeSet<Position>,
+    /// Where the records of live rollouts begin.
+    homes: BTreeMap<Position, RolloutKey>,
     /// From where on it is said that rollouts ended.
     tombstones: BTreeSet<(Position, TombstonePlace)>,
     /// Whole and durable snapshots, oldest first.
@@ -43,12 +43,12 @@ pub(in crate::store) struct Needed {
 }
 
 impl Needed {
-    /// A rollout was opened there, and is live.
-    pub(super) fn opened(&mut self, home: Position) {
-        self.homes.insert(home);
+    /// The records of a live rollout begin there.
+    pub(super) fn opened(&mut self, home: Position, key: &RolloutKey) {
+        self.homes.insert(home, key.clone());
     }
 
-    /// The rollout that was opened there is not live any more, which is durable or comes before whatever is logged now.
+    /// No records of a live rollout begin there any more, which is durable or comes before whatever is logged now.
     pub(super) fn ended(&mut self, home: Position) {
         self.homes.remove(&home);
     }
@@ -70,11 +70,20 @@ impl Needed {
 
     /// The newest snapshot from which all live rollouts can be read; forgets older ones.
     fn beginning(&mut self) -> Option<Position> {
-        let serves = |snapshot: &Position| self.homes.first().is_none_or(|home| snapshot <= home);
+        let first_home = self.homes.first_key_value().map(|(home, _)| *home);
+        let serves = |snapshot: &Position| first_home.is_none_or(|home| *snapshot <= home);
         while self.snapshots.get(1).is_some_and(serves) {
             self.snapshots.pop_front();
         }
         self.snapshots.front().copied().filter(serves)
+    }
+
+    /// The homes that keep the log from being let go of up to the next snapshot, some at a time, and where that is.
+    pub(super) fn in_the_way(&self) -> Option<(Position, Vec<(Position, RolloutKey)>)> {
+        let (first_home, _) = self.homes.first_key_value()?;
+        let next = self.snapshots.iter().find(|snapshot| *snapshot > first_home)?;
+        let before = self.homes.range(..next).take(limits::LOG_CARRIED_ROLLOUTS);
+        Some((*next, before.map(|(home, key)| (*home, key.clone())).collect()))
     }
 
     /// Tombstones whose home stands before this.
@@ -107,6 +116,7 @@ impl Sequencer {
     pub(super) fn snapshot_is_durable(&mut self, begins: Position) {
         self.needed.snapshot(begins);
         self.reclaim();
+        self.carry_if_needed();
     }
 
     /// Has the log let go of what is not needed, once what is needed of it stands behind.

@@ -225,7 +225,7 @@ impl Sequencer {
     fn remove_with_run(&mut self, entry: &Entry) {
         let mut slot = entry.slot.lock();
         if let Slot::Live(live) = &*slot {
-            self.needed.ended(live.share.opened());
+            self.needed.ended(live.share.home());
             if live.rollout.finalised().is_none() {
                 live.run.metrics.rollout_ended(RolloutEnd::Discarded(EndReason::RunDeleted));
                 figures::deltas_changed(&live.run.metrics, figures::deltas_of(live), (0, 0));

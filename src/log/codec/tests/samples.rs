@@ -9,7 +9,7 @@ use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
 use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, RunId};
-use crate::log::{EndedMember, EndedRollout, Record};
+use crate::log::{CopiedUnits, EndedMember, EndedRollout, Record};
 use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -69,6 +69,7 @@ pub(super) fn samples() -> Vec<(&'static str, Record)> {
     samples.extend(of_rollouts().into_iter().map(|(name, record)| (name, rollout(record))));
     samples.extend(of_consumer_groups());
     samples.extend(of_snapshots());
+    samples.extend(of_copies());
     samples
 }
 
@@ -289,5 +290,33 @@ fn of_snapshots() -> Vec<(&'static str, Record)> {
             Record::RunSnapshot { run: run.clone(), settings_version, settings, created_unix_ms, consumer_groups },
         ),
         ("tombstones", Record::Tombstones { run, rollouts }),
+    ]
+}
+
+fn of_copies() -> Vec<(&'static str, Record)> {
+    let Some((_, Record::Run { run, settings_version, settings })) = of_runs().into_iter().next() else {
+        panic!("the first is a run");
+    };
+    let rollout = RolloutId::parse("g7-r3").unwrap();
+    let units = CopiedUnits {
+        consumer_group: trainer(),
+        acknowledged: vec![UnitId::from("run-1/g7-r3/2/main/a")],
+        dropped: vec![(UnitId::from("run-1/g7-r3/2/main/b"), DropReason::Operator)],
+    };
+    let record = RolloutRecord::Conflict(call("c2"));
+    let begins = Record::RolloutCopyBegins {
+        run: run.clone(),
+        rollout: rollout.clone(),
+        attempt: 2,
+        group: Some(GroupId::parse("g7").unwrap()),
+        settings_version,
+        settings: Arc::clone(&settings.rollout),
+        opened_unix_ms: 1_790_000_000_000,
+        records: 17,
+        given_to: vec![units],
+    };
+    vec![
+        ("rollout_copy_begins", begins),
+        ("rollout_copied", Record::RolloutCopied { run, rollout, attempt: 2, record }),
     ]
 }

@@ -14,7 +14,7 @@ use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
 use crate::ids::IdentifierError;
-use crate::log::{EndedMember, EndedRollout, Record};
+use crate::log::{CopiedUnits, EndedMember, EndedRollout, Record};
 use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -314,6 +314,29 @@ fn ended() -> BoxedStrategy<EndedRollout> {
         .boxed()
 }
 
+fn of_copies() -> BoxedStrategy<Record> {
+    let units = (id!(ConsumerGroupId), vec(unit(), 0..3), vec((unit(), select(&DropReason::ALL)), 0..3))
+        .prop_map(|(consumer_group, acknowledged, dropped)| CopiedUnits { consumer_group, acknowledged, dropped });
+    let numbers = any::<(u32, u64, u64, u32)>();
+    let begins = (id!(RunId), id!(RolloutId), option::of(id!(GroupId)), rollout_settings(), numbers, vec(units, 0..3));
+    prop_oneof![
+        begins.prop_map(|(run, rollout, group, settings, numbers, given_to)| Record::RolloutCopyBegins {
+            run,
+            rollout,
+            attempt: numbers.0,
+            group,
+            settings_version: numbers.1,
+            settings: Arc::new(settings),
+            opened_unix_ms: numbers.2,
+            records: numbers.3,
+            given_to,
+        }),
+        (id!(RunId), id!(RolloutId), any::<u32>(), rollout_record())
+            .prop_map(|(run, rollout, attempt, record)| { Record::RolloutCopied { run, rollout, attempt, record } }),
+    ]
+    .boxed()
+}
+
 fn of_snapshots() -> BoxedStrategy<Record> {
     let groups = vec((id!(ConsumerGroupId), definition()), 0..3);
     prop_oneof![
@@ -338,6 +361,7 @@ pub(super) fn record() -> BoxedStrategy<Record> {
         of_runs(),
         of_consumer_groups(),
         of_snapshots(),
+        of_copies(),
         (id!(RunId), id!(RolloutId), any::<u32>(), rollout_record())
             .prop_map(|(run, rollout, attempt, record)| { Record::Rollout { run, rollout, attempt, record } }),
     ]

@@ -1,0 +1,124 @@
+//! The record with which a copy of a rollout begins.
+
+use std::sync::Arc;
+
+use prost::Message;
+
+use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
+use crate::log::{CopiedUnits, Record};
+use crate::queue::{DropReason, UnitId};
+
+use super::Fault;
+use super::codes::{Coded, coded};
+use super::fields::{identifier, optional_identifier, present};
+use super::run::RolloutSettingsMessage;
+
+#[derive(Message)]
+pub(super) struct CopyBeginsMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(string, tag = "2")]
+    rollout: String,
+    #[prost(uint32, tag = "3")]
+    attempt: u32,
+    #[prost(string, optional, tag = "4")]
+    group: Option<String>,
+    #[prost(uint64, tag = "5")]
+    settings_version: u64,
+    #[prost(message, optional, tag = "6")]
+    settings: Option<RolloutSettingsMessage>,
+    #[prost(uint64, tag = "7")]
+    opened_unix_ms: u64,
+    #[prost(uint32, tag = "8")]
+    records: u32,
+    #[prost(message, repeated, tag = "9")]
+    given_to: Vec<CopiedUnitsMessage>,
+}
+
+#[derive(Message)]
+struct CopiedUnitsMessage {
+    #[prost(string, tag = "1")]
+    consumer_group: String,
+    #[prost(string, repeated, tag = "2")]
+    acknowledged: Vec<String>,
+    #[prost(message, repeated, tag = "3")]
+    dropped: Vec<DroppedUnitMessage>,
+}
+
+#[derive(Message)]
+struct DroppedUnitMessage {
+    #[prost(string, tag = "1")]
+    unit: String,
+    #[prost(uint32, tag = "2")]
+    reason: u32,
+}
+
+impl CopyBeginsMessage {
+    /// That of this record, which is the beginning of a copy.
+    pub(super) fn of(record: &Record) -> Self {
+        let Record::RolloutCopyBegins {
+            run,
+            rollout,
+            attempt,
+            group,
+            settings_version,
+            settings,
+            opened_unix_ms,
+            records,
+            given_to,
+        } = record
+        else {
+            unreachable!("the caller has looked")
+        };
+        Self {
+            run: run.to_string(),
+            rollout: rollout.to_string(),
+            attempt: *attempt,
+            group: group.as_ref().map(GroupId::to_string),
+            settings_version: *settings_version,
+            settings: Some(RolloutSettingsMessage::of(settings)),
+            opened_unix_ms: *opened_unix_ms,
+            records: *records,
+            given_to: given_to.iter().map(CopiedUnitsMessage::of).collect(),
+        }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        Ok(Record::RolloutCopyBegins {
+            run: identifier("run", &self.run, RunId::parse)?,
+            rollout: identifier("rollout", &self.rollout, RolloutId::parse)?,
+            attempt: self.attempt,
+            group: optional_identifier("group", self.group.as_deref(), GroupId::parse)?,
+            settings_version: self.settings_version,
+            settings: Arc::new(present("settings", self.settings)?.into_settings()?),
+            opened_unix_ms: self.opened_unix_ms,
+            records: self.records,
+            given_to: self.given_to.into_iter().map(CopiedUnitsMessage::into_units).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl CopiedUnitsMessage {
+    fn of(units: &CopiedUnits) -> Self {
+        let dropped = |(unit, reason): &(UnitId, DropReason)| DroppedUnitMessage {
+            unit: unit.to_string(),
+            reason: reason.code(),
+        };
+        Self {
+            consumer_group: units.consumer_group.to_string(),
+            acknowledged: units.acknowledged.iter().map(UnitId::to_string).collect(),
+            dropped: units.dropped.iter().map(dropped).collect(),
+        }
+    }
+
+    fn into_units(self) -> Result<CopiedUnits, Fault> {
+        let dropped = |message: DroppedUnitMessage| -> Result<_, Fault> {
+            Ok((UnitId::new(message.unit), coded("given_to.dropped.reason", message.reason)?))
+        };
+        Ok(CopiedUnits {
+            consumer_group: identifier("given_to.consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
+            acknowledged: self.acknowledged.into_iter().map(UnitId::new).collect(),
+            dropped: self.dropped.into_iter().map(dropped).collect::<Result<_, _>>()?,
+        })
+    }
+}

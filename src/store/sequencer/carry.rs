@@ -1,0 +1,237 @@
+//! Writing rollouts forward that would hold the log: a copy of all their records behind everything, after which what stands
+//! before is not needed.
+//!
+//! A copy is written in one step under the rollout's lock, so that nothing of the rollout stands between its parts. Reading
+//! takes a copy only when it has come to its end: one that a crash has cut comes to nothing. Where the rollout is known already,
+//! the copy only says that it has a new home.
+//!
+//! A finalised rollout is copied with what its consumer groups have settled. Units of such a rollout stand behind those of
+//! rollouts finalised later if the service is started again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::ids::{ConsumerGroupId, RolloutRef};
+use crate::limits;
+use crate::log::{CopiedUnits, Dated, Position, Record};
+use crate::queue::{DropReason, ParkedFor, Place};
+use crate::rollout::event::RolloutRecord;
+use crate::rollout::settings::RolloutSettings;
+
+use super::super::carry::{Gathered, Reading, Wanted};
+use super::super::{Live, RolloutKey, Slot};
+use super::{RunState, Sequencer};
+
+/// A copy that is being read.
+pub(in crate::store) struct Copying {
+    begins: Position,
+    reference: RolloutRef,
+    opened_unix_ms: u64,
+    settings: (u64, Arc<RolloutSettings>),
+    records_left: usize,
+    given_to: Vec<CopiedUnits>,
+    /// None if the rollout is known anyway.
+    records: Option<Vec<(u64, RolloutRecord)>>,
+}
+
+impl Sequencer {
+    /// Has the oldest rollouts read that keep the log from being let go of, if it is filling up.
+    pub(super) fn carry_if_needed(&mut self) {
+        if self.is_carrying || !self.store.journal.log().is_filling() {
+            return;
+        }
+        let log = Arc::clone(self.store.journal.log());
+        let Some((next, homes)) = self.needed.in_the_way().filter(|(next, _)| log.holds_room_before(*next)) else {
+            return;
+        };
+        let wanted = self.wanted(homes);
+        if !wanted.is_empty() {
+            tracing::debug!(
+                before = next.0,
+                rollouts = wanted.len(),
+                "rollouts are in the way of letting go of the log"
+            );
+            self.is_carrying = self.store.read_back(Reading { log, wanted });
+        }
+    }
+
+    /// What to look for of the rollouts that live there.
+    fn wanted(&self, homes: Vec<(Position, RolloutKey)>) -> Vec<Wanted> {
+        let mut bytes = 0;
+        let mut wanted = Vec::new();
+        for (home, key) in homes {
+            let Some(entry) = self.store.entry(&key) else { continue };
+            let Slot::Live(live) = &*entry.slot.lock() else { continue };
+            bytes += live.share.bytes();
+            if !wanted.is_empty() && bytes > limits::LOG_CARRIED_BYTES {
+                break;
+            }
+            wanted.push(Wanted { key, attempt: live.attempt, home, records: live.records as usize });
+        }
+        wanted
+    }
+
+    /// Writes rollouts forward that were read, unless they have gone on since then.
+    pub(super) fn carry(&mut self, gathered: Vec<Gathered>) {
+        self.is_carrying = false;
+        let mut carried = 0_usize;
+        for rollout in gathered {
+            carried += usize::from(self.carry_one(rollout));
+        }
+        tracing::info!(carried, "rollouts were written forward in the log");
+        self.reclaim();
+    }
+
+    fn carry_one(&mut self, gathered: Gathered) -> bool {
+        let Gathered { wanted: Wanted { key, attempt, home, records }, group, opened_unix_ms, frames } = gathered;
+        let Some(entry) = self.store.entry(&key) else { return false };
+        let slot = entry.slot.lock();
+        let Slot::Live(live) = &*slot else { return false };
+        if live.attempt != attempt || live.share.home() != home || live.records as usize != records {
+            return false;
+        }
+        let Some(run) = self.runs.get(&key.run) else { return false };
+        let Some(given_to) = given_to(run, live) else { return false };
+        let facts = live.rollout.facts();
+        let size = facts.group.as_ref().and_then(|group| Some((group.clone(), run.groups.get(group)?.size()?)));
+        let begins = Record::RolloutCopyBegins {
+            run: key.run.clone(),
+            rollout: key.rollout.clone(),
+            attempt,
+            group,
+            settings_version: live.settings_version,
+            settings: Arc::clone(&facts.settings),
+            opened_unix_ms,
+            records: u32::try_from(records).unwrap_or(u32::MAX),
+            given_to,
+        };
+        let new_home = self.log(&begins, None);
+        for frame in frames {
+            self.store.journal.append(frame, None);
+        }
+        live.share.move_home(new_home);
+        self.needed.ended(home);
+        self.needed.opened(new_home, &key);
+        if let Some((group, size)) = size {
+            self.log(&Record::GroupSize { run: key.run.clone(), group, size }, None);
+        }
+        true
+    }
+}
+
+/// What consumer groups have of a rollout; none if it is finalised and not known as such yet.
+fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
+    let Some(finalised) = live.rollout.finalised() else { return Some(Vec::new()) };
+    let (number, _) = run.retained.iter().find(|(_, retained)| retained.is_of(finalised))?;
+    let lasting = run.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
+    let copied = lasting.filter_map(|(name, group)| {
+        let consumer_group = ConsumerGroupId::parse(name).ok()?;
+        let mut copied = CopiedUnits { consumer_group, acknowledged: Vec::new(), dropped: Vec::new() };
+        for (unit, place) in group.units_of(number)? {
+            match place {
+                // What its record says, which stands before the copy.
+                Place::Acknowledged | Place::Parked(ParkedFor::Acknowledgement) => {
+                    copied.acknowledged.push(unit.clone());
+                }
+                Place::Parked(ParkedFor::Drop) => copied.dropped.push((unit.clone(), DropReason::Undeliverable)),
+                Place::Dropped(reason) => copied.dropped.push((unit.clone(), reason)),
+                Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } => {}
+            }
+        }
+        Some(copied)
+    });
+    Some(copied.collect())
+}
+
+/// What a record says of a copy's beginning, besides its rollout.
+pub(in crate::store) struct CopyBegins {
+    /// The settings that it keeps, and their version.
+    pub(in crate::store) settings: (u64, Arc<RolloutSettings>),
+    /// When it was opened first.
+    pub(in crate::store) opened_unix_ms: u64,
+    /// How many records follow.
+    pub(in crate::store) records: usize,
+    /// What consumer groups have of it.
+    pub(in crate::store) given_to: Vec<CopiedUnits>,
+}
+
+impl Sequencer {
+    /// A copy of a rollout begins. Only in replay.
+    pub(in crate::store) fn replay_copy_begins(
+        &mut self,
+        reference: RolloutRef,
+        begins: CopyBegins,
+        position: Position,
+    ) {
+        let CopyBegins { settings, opened_unix_ms, records: records_left, given_to } = begins;
+        let key = reference.key();
+        let known = self
+            .store
+            .entry(&key)
+            .is_some_and(|entry| matches!(&*entry.slot.lock(), Slot::Live(live) if live.attempt == reference.attempt));
+        let records = (!known).then(Vec::new);
+        let copying =
+            Copying { begins: position, reference, opened_unix_ms, settings, records_left, given_to, records };
+        self.copying.insert(key.clone(), copying);
+        self.end_copy_if_whole(&key);
+    }
+
+    /// A record of a copy. Only in replay.
+    pub(in crate::store) fn replay_copied(&mut self, key: &RolloutKey, unix_ms: u64, record: RolloutRecord) {
+        let Some(copying) = self.copying.get_mut(key) else { return };
+        copying.records_left = copying.records_left.saturating_sub(1);
+        if let Some(records) = &mut copying.records {
+            records.push((unix_ms, record));
+        }
+        self.end_copy_if_whole(key);
+    }
+
+    fn end_copy_if_whole(&mut self, key: &RolloutKey) {
+        if self.copying.get(key).is_none_or(|copying| copying.records_left > 0) {
+            return;
+        }
+        let Some(copying) = self.copying.remove(key) else { return };
+        match copying.records {
+            None => self.rehome(key, copying.reference.attempt, copying.begins),
+            Some(records) => self.open_copy(key, Copying { records: None, ..copying }, records),
+        }
+    }
+
+    /// A known rollout's records begin there now.
+    fn rehome(&mut self, key: &RolloutKey, attempt: u32, home: Position) {
+        let Some(entry) = self.store.entry(key) else { return };
+        let Slot::Live(live) = &*entry.slot.lock() else { return };
+        if live.attempt == attempt {
+            self.needed.ended(live.share.home());
+            self.needed.opened(home, key);
+            live.share.move_home(home);
+        }
+    }
+
+    /// Opens a rollout from its copy, and gives it to those consumer groups only that had it.
+    fn open_copy(&mut self, key: &RolloutKey, copy: Copying, records: Vec<(u64, RolloutRecord)>) {
+        let Copying { begins, reference, opened_unix_ms, settings, given_to, .. } = copy;
+        if !self.runs.contains_key(&key.run) {
+            return;
+        }
+        self.store.replaying(Some(opened_unix_ms));
+        if self.open_with(key, &reference, begins, Some(settings)).is_err() {
+            return;
+        }
+        let settled: BTreeMap<_, _> =
+            given_to.into_iter().map(|units| (units.consumer_group, (units.acknowledged, units.dropped))).collect();
+        self.gives_only_to = Some(settled.keys().map(|name| name.as_str().to_owned()).collect::<BTreeSet<_>>());
+        for (unix_ms, record) in records {
+            let RolloutKey { run, rollout } = key.clone();
+            let record = Record::Rollout { run, rollout, attempt: reference.attempt, record };
+            self.apply_dated(begins, Dated { unix_ms, record });
+        }
+        self.gives_only_to = None;
+        for (name, (acknowledged, dropped)) in settled {
+            self.settle(&key.run, &name, &acknowledged, |group, unit| group.apply_ack(unit));
+            for (unit, reason) in dropped {
+                self.settle(&key.run, &name, std::slice::from_ref(&unit), |group, unit| group.apply_drop(unit, reason));
+            }
+        }
+    }
+}
