@@ -35,6 +35,8 @@ pub struct Config {
     pub durability: Durability,
     /// What the log may take on disk, in bytes.
     pub log_budget_bytes: u64,
+    /// Size of the files of the log, in bytes.
+    pub log_segment_bytes: u64,
     /// What rollouts, groups and tombstones may hold in memory, in bytes; up to a quarter more while rollouts are finished.
     pub memory_budget_bytes: u64,
     /// How log lines look.
@@ -86,6 +88,7 @@ impl Default for Config {
             data_directory: PathBuf::from("./hedgerow-data"),
             durability: Durability::Fsync,
             log_budget_bytes: limits::LOG_BUDGET_BYTES,
+            log_segment_bytes: limits::LOG_SEGMENT_BYTES,
             memory_budget_bytes: limits::MEMORY_BUDGET_BYTES,
             log_format: LogFormat::Human,
             log_filter: "info".to_owned(),
@@ -120,6 +123,10 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_budget_bytes: Option<u64>,
+    /// Bytes of each file of the log [default: 67108864]
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_segment_bytes: Option<u64>,
     /// Bytes that rollouts, groups and tombstones may hold in memory [default: 4294967296]
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -174,13 +181,7 @@ impl Config {
         if self.listen == self.http_listen && self.listen.port() != 0 {
             return Err(ConfigError(format!("http_listen: {} is taken by listen", self.http_listen)));
         }
-        if self.log_budget_bytes < limits::LOG_BUDGET_BYTES_MIN {
-            return Err(ConfigError(format!(
-                "log_budget_bytes: {} is less than {}, which the segments and spares of a log take",
-                self.log_budget_bytes,
-                limits::LOG_BUDGET_BYTES_MIN
-            )));
-        }
+        self.check_log()?;
         if self.memory_budget_bytes < limits::MEMORY_BUDGET_BYTES_MIN {
             return Err(ConfigError(format!(
                 "memory_budget_bytes: {} is less than {}, in which no service can work",
@@ -190,6 +191,27 @@ impl Config {
         }
         if let Err(error) = tracing_subscriber::EnvFilter::try_new(&self.log_filter) {
             return Err(ConfigError(format!("log_filter: {:?} is no filter: {error}", self.log_filter)));
+        }
+        Ok(())
+    }
+
+    fn check_log(&self) -> Result<(), ConfigError> {
+        let segments = limits::LOG_SEGMENT_BYTES_MIN_SET..=limits::LOG_SEGMENT_BYTES_MAX;
+        if !segments.contains(&self.log_segment_bytes) {
+            return Err(ConfigError(format!(
+                "log_segment_bytes: {} is not between {} and {}",
+                self.log_segment_bytes,
+                segments.start(),
+                segments.end()
+            )));
+        }
+        let least = self.log_segment_bytes * limits::LOG_BUDGET_SEGMENTS_MIN;
+        if self.log_budget_bytes < least {
+            return Err(ConfigError(format!(
+                "log_budget_bytes: {} is less than {least}, {} files of log_segment_bytes",
+                self.log_budget_bytes,
+                limits::LOG_BUDGET_SEGMENTS_MIN
+            )));
         }
         Ok(())
     }
@@ -204,6 +226,7 @@ impl Config {
             data_directory,
             durability,
             log_budget_bytes,
+            log_segment_bytes,
             memory_budget_bytes,
             log_format,
             log_filter,
@@ -216,7 +239,8 @@ impl Config {
         format!(
             "listen = \"{listen}\"\nhttp_listen = \"{http_listen}\"\n\
              allow_insecure_public_listen = {allow_insecure_public_listen}\ndata_directory = {data_directory:?}\n\
-             durability = \"{durability}\"\nlog_budget_bytes = {log_budget_bytes}\nmemory_budget_bytes = {memory_budget_bytes}\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
+             durability = \"{durability}\"\nlog_budget_bytes = {log_budget_bytes}\nlog_segment_bytes = {log_segment_bytes}\n\
+             memory_budget_bytes = {memory_budget_bytes}\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
         )
     }
 }
@@ -295,6 +319,7 @@ mod tests {
         assert!(problem_of("listen = 3").starts_with("listen: "), "{}", problem_of("listen = 3"));
         assert!(problem_of("durability = \"paper\"").starts_with("durability: "));
         assert!(problem_of("log_budget_bytes = 1000").starts_with("log_budget_bytes: 1000 is less"));
+        assert!(problem_of("log_segment_bytes = 1000").starts_with("log_segment_bytes: 1000 is not between"));
         assert!(problem_of("memory_budget_bytes = 1000").starts_with("memory_budget_bytes: 1000 is less"));
         assert!(problem_of("listen = \"0.0.0.0:1\"").contains("allow_insecure_public_listen"));
         assert!(load("listen = \"0.0.0.0:1\"\nallow_insecure_public_listen = true", &ConfigFlags::default()).is_ok());

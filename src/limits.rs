@@ -237,8 +237,10 @@ pub const LOG_BATCH_BYTES: usize = 1 << 20;
 pub const LOG_LINGER_US: u64 = 0;
 /// Largest payload of a frame of the log: a message, and what a record adds to it.
 pub const LOG_FRAME_BYTES_MAX: usize = REQUEST_MESSAGE_BYTES_MAX + (1 << 20);
-/// The smallest log that may be set: a few segments, and spares.
-pub const LOG_BUDGET_BYTES_MIN: u64 = 512 << 20;
+/// The smallest log that may be set, in segments: a few, and spares.
+pub const LOG_BUDGET_SEGMENTS_MIN: u64 = 8;
+/// The smallest segment that a configuration may set.
+pub const LOG_SEGMENT_BYTES_MIN_SET: u64 = 64 << 10;
 /// When it may be worth trying again what was refused because the log is full.
 pub const LOG_FULL_RETRY_AFTER_MS: u64 = 5000;
 /// Frames that are not durable yet; above it callers hold back.
@@ -289,8 +291,9 @@ const _: () = assert!(LOG_SEGMENT_BYTES_MIN <= LOG_SEGMENT_BYTES && LOG_SEGMENT_
 // A full queue, and a reserve of one segment for what is essential, fit into the spares.
 const _: () = assert!(LOG_QUEUED_BYTES_MAX + LOG_SEGMENT_BYTES <= LOG_SPARE_SEGMENTS as u64 * LOG_SEGMENT_BYTES);
 // The active segment, the spares, and as much again, fit into the budget.
-const _: () = assert!(2 * (1 + LOG_SPARE_SEGMENTS as u64) * LOG_SEGMENT_BYTES <= LOG_BUDGET_BYTES_MIN);
-const _: () = assert!(LOG_BUDGET_BYTES_MIN <= LOG_BUDGET_BYTES);
+const _: () = assert!(2 * (1 + LOG_SPARE_SEGMENTS as u64) <= LOG_BUDGET_SEGMENTS_MIN);
+const _: () = assert!(LOG_BUDGET_SEGMENTS_MIN * LOG_SEGMENT_BYTES <= LOG_BUDGET_BYTES);
+const _: () = assert!(LOG_SEGMENT_BYTES_MIN <= LOG_SEGMENT_BYTES_MIN_SET);
 
 // New groups are refused before calls, and members of known ones before the first half of the reserve is used.
 const _: () = assert!(MEMORY_OPENS_PERCENT < 100 && 100 < MEMORY_AWAITED_OPENS_PERCENT);

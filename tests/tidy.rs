@@ -110,7 +110,10 @@ const UNFINISHED: [&str; 6] = [
 ];
 
 /// A file that may wait by the clock, and why. A timer is a `select!` arm on a deadline; a test waits for an event.
-const MAY_SLEEP: [(&str, &str); 0] = [];
+const MAY_SLEEP: [(&str, &str); 2] = [
+    ("tests/soak/service.rs", "it looks at what a process uses, now and then, for as long as it is told"),
+    ("tests/soak/worker.rs", "what is refused is tried again after the delay that the service says"),
+];
 
 #[test]
 fn the_house_is_tidy() {

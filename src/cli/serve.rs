@@ -104,7 +104,13 @@ fn log(config: &Config, salvage: bool) -> Result<LogSource, Failure> {
         .map_err(|error| Failure::Failed(format!("data_directory: {}: {error}", directory.display())))?;
     // Distinguishes this log from any other; a hasher's keys are random.
     let new_log_id = RandomState::new().build_hasher().finish();
-    let options = Options { durability, salvage, budget_bytes: config.log_budget_bytes, ..Options::new(new_log_id) };
+    let options = Options {
+        durability,
+        salvage,
+        budget_bytes: config.log_budget_bytes,
+        segment_bytes: config.log_segment_bytes,
+        ..Options::new(new_log_id)
+    };
     Ok(LogSource::Disk { storage: Arc::new(storage), options })
 }
 

@@ -121,6 +121,10 @@ impl Log for DiskLog {
         self.segments.queued_bytes()
     }
 
+    fn room_settled(&self) -> Option<watch::Receiver<bool>> {
+        Some(self.segments.room_settled())
+    }
+
     fn has_room(&self) -> bool {
         self.segments.room() == Room::Ample
     }

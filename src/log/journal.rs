@@ -27,6 +27,7 @@ pub struct Journal<E> {
 /// The log, once all that it holds is replayed.
 struct Opened {
     log: Arc<dyn Log>,
+    room: Option<watch::Receiver<bool>>,
     durable: watch::Receiver<Position>,
 }
 
@@ -46,9 +47,9 @@ impl<E> Journal<E> {
     /// From now on records go to this log, whose last position is `last`. Must be called once, before anything is appended or
     /// waited for.
     pub fn open(&self, log: Arc<dyn Log>, last: Position) {
-        let durable = log.durable_through();
+        let (durable, room) = (log.durable_through(), log.room_settled());
         self.state.lock().last = last;
-        let first = self.opened.set(Opened { log, durable }).is_ok();
+        let first = self.opened.set(Opened { log, room, durable }).is_ok();
         debug_assert!(first, "a journal is opened once");
     }
 
@@ -123,9 +124,13 @@ impl<E> Journal<E> {
         }
     }
 
-    /// Waits while more is on its way to the log than should be.
+    /// Waits while more is on its way to the log than should be, and while room is being made for it.
     pub async fn until_queue_is_short(&self) {
-        let Opened { log, durable } = self.opened();
+        let Opened { log, room, durable } = self.opened();
+        if let Some(room) = room.as_ref().filter(|room| !*room.borrow()) {
+            // A log that is gone has no room to wait for.
+            let _ = room.clone().wait_for(|settled| *settled).await;
+        }
         if log.queued_bytes() <= limits::LOG_QUEUED_BYTES_MAX {
             return;
         }

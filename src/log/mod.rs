@@ -325,6 +325,11 @@ pub trait Log: Send + Sync {
         0
     }
 
+    /// Whether it is of no use to wait for room, now and as it changes. None: there is always room.
+    fn room_settled(&self) -> Option<watch::Receiver<bool>> {
+        None
+    }
+
     /// Whether there is room for more than what ends rollouts.
     fn has_room(&self) -> bool {
         true

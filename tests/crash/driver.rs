@@ -247,6 +247,11 @@ impl Field {
                     "fsync",
                     "--log-format",
                     "json",
+                    // So small that segments come and go under fire, and rollouts are written forward.
+                    "--log-segment-bytes",
+                    "65536",
+                    "--log-budget-bytes",
+                    "2097152",
                 ]);
                 command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
                 command.arg("--data-directory").arg(self.directory.join("data"));

@@ -46,6 +46,7 @@ impl Keeper {
         }
         self.remove_before(errands.remove_before)?;
         while !errands.closing && self.shared.lacks_spare() && make_spare(&self.shared, Budget::Kept)? {}
+        self.shared.set_full(self.shared.lacks_spare());
         self.shared.measure();
         Ok(())
     }

@@ -143,8 +143,13 @@ impl SegmentLog {
     /// as many callers as run at once.
     #[must_use]
     pub fn room(&self) -> Room {
-        let needed = self.shared.queued_bytes() + self.shared.options.segment_bytes;
-        if needed <= self.shared.free_bytes() + format::SEGMENT_HEADER_BYTES { Room::Ample } else { Room::Short }
+        if self.shared.has_ample_room() { Room::Ample } else { Room::Short }
+    }
+
+    /// Whether it is of no use to wait for room: there is some, or there will be none before segments are let go of.
+    #[must_use]
+    pub fn room_settled(&self) -> watch::Receiver<bool> {
+        self.shared.room_settled.subscribe()
     }
 
     /// The last position that is durable, and all that come.

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -36,6 +36,10 @@ pub(super) struct Shared {
     queued_bytes: AtomicU64,
     /// What of the active segment and the spares is not written.
     free_bytes: AtomicU64,
+    /// There is no room on the disk, or in the budget, for another spare.
+    full: AtomicBool,
+    /// Whether it is any use to wait for room: no, if there is some, or if there will be none.
+    pub(super) room_settled: watch::Sender<bool>,
     /// What no power loss can take back; the same as what is durable where every batch is synced.
     pub(super) synced_through: AtomicU64,
     pub(super) durable: watch::Sender<Position>,
@@ -123,6 +127,8 @@ impl Shared {
             wake_keeper: Condvar::new(),
             queued_bytes: AtomicU64::new(0),
             free_bytes: AtomicU64::new(0),
+            full: AtomicBool::new(false),
+            room_settled: watch::Sender::new(true),
             synced_through: AtomicU64::new(last.0),
             durable: watch::Sender::new(last),
             failed: watch::Sender::new(None),
@@ -222,6 +228,7 @@ impl Shared {
         queue.frames.clear();
         drop(queue);
         self.wake_writer.notify_one();
+        self.room_settled.send_replace(true);
         self.ask_keeper(|errands| errands.closing = true);
     }
 
@@ -242,7 +249,20 @@ impl Shared {
         let table = self.table.lock();
         let active = table.segments.back().map_or(0, |segment| segment.bytes.saturating_sub(segment.used_bytes));
         let spares: u64 = table.spares.iter().map(|spare| spare.bytes.saturating_sub(SEGMENT_HEADER_BYTES)).sum();
+        drop(table);
         self.free_bytes.store(active + spares, Ordering::Relaxed);
+        let settled = self.full.load(Ordering::Relaxed) || self.has_ample_room() || self.has_failed();
+        self.room_settled.send_if_modified(|before| std::mem::replace(before, settled) != settled);
+    }
+
+    /// Whether what is queued, and a whole segment for what is essential, fit into what is allocated.
+    pub(super) fn has_ample_room(&self) -> bool {
+        self.queued_bytes() + self.options.segment_bytes <= self.free_bytes() + SEGMENT_HEADER_BYTES
+    }
+
+    /// Whether another spare could not be made when it was tried.
+    pub(super) fn set_full(&self, full: bool) {
+        self.full.store(full, Ordering::Relaxed);
     }
 
     /// Gives the keeper something to do.
