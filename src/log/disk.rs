@@ -121,8 +121,12 @@ impl Log for DiskLog {
         self.segments.queued_bytes()
     }
 
-    fn room_settled(&self) -> Option<watch::Receiver<bool>> {
-        Some(self.segments.room_settled())
+    fn room_changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.segments.room_changes())
+    }
+
+    fn is_full(&self) -> bool {
+        self.segments.is_full()
     }
 
     fn has_room(&self) -> bool {

@@ -27,7 +27,7 @@ pub struct Journal<E> {
 /// The log, once all that it holds is replayed.
 struct Opened {
     log: Arc<dyn Log>,
-    room: Option<watch::Receiver<bool>>,
+    room_changes: Option<watch::Receiver<u64>>,
     durable: watch::Receiver<Position>,
 }
 
@@ -47,9 +47,9 @@ impl<E> Journal<E> {
     /// From now on records go to this log, whose last position is `last`. Must be called once, before anything is appended or
     /// waited for.
     pub fn open(&self, log: Arc<dyn Log>, last: Position) {
-        let (durable, room) = (log.durable_through(), log.room_settled());
+        let (durable, room_changes) = (log.durable_through(), log.room_changes());
         self.state.lock().last = last;
-        let first = self.opened.set(Opened { log, room, durable }).is_ok();
+        let first = self.opened.set(Opened { log, room_changes, durable }).is_ok();
         debug_assert!(first, "a journal is opened once");
     }
 
@@ -126,10 +126,12 @@ impl<E> Journal<E> {
 
     /// Waits while more is on its way to the log than should be, and while room is being made for it.
     pub async fn until_queue_is_short(&self) {
-        let Opened { log, room, durable } = self.opened();
-        if let Some(room) = room.as_ref().filter(|room| !*room.borrow()) {
-            // A log that is gone has no room to wait for.
-            let _ = room.clone().wait_for(|settled| *settled).await;
+        let Opened { log, room_changes, durable } = self.opened();
+        if !log.has_room()
+            && let Some(mut changes) = room_changes.clone()
+        {
+            changes.mark_unchanged();
+            while !log.has_room() && !log.is_full() && changes.changed().await.is_ok() {}
         }
         if log.queued_bytes() <= limits::LOG_QUEUED_BYTES_MAX {
             return;

@@ -325,9 +325,14 @@ pub trait Log: Send + Sync {
         0
     }
 
-    /// Whether it is of no use to wait for room, now and as it changes. None: there is always room.
-    fn room_settled(&self) -> Option<watch::Receiver<bool>> {
+    /// Changes whenever there may be more room, or none to wait for. None: there is always room.
+    fn room_changes(&self) -> Option<watch::Receiver<u64>> {
         None
+    }
+
+    /// Whether it is of no use to wait for room.
+    fn is_full(&self) -> bool {
+        false
     }
 
     /// Whether there is room for more than what ends rollouts.

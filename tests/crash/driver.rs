@@ -249,9 +249,9 @@ impl Field {
                     "json",
                     // So small that segments come and go under fire, and rollouts are written forward.
                     "--log-segment-bytes",
-                    "65536",
+                    "131072",
                     "--log-budget-bytes",
-                    "2097152",
+                    "4194304",
                 ]);
                 command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
                 command.arg("--data-directory").arg(self.directory.join("data"));

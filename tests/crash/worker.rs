@@ -99,10 +99,6 @@ pub(crate) async fn run(address: String, worker: usize, plan: Plan, path: &Path)
         while let Some((place, again)) = stream.turn(&plan, &mut sends).await {
             let (answer, request) = (again, &plan.requests[place]);
             let (again, answer) = answer;
-            // It comes again on the next stream.
-            if answer.refusal.as_ref().is_some_and(|refusal| refusal.reason == "log_full") {
-                break;
-            }
             if let Some(fault) = fault(request, &answer, again) {
                 println!("fault worker {worker}: {fault}");
             }

@@ -146,10 +146,16 @@ impl SegmentLog {
         if self.shared.has_ample_room() { Room::Ample } else { Room::Short }
     }
 
-    /// Whether it is of no use to wait for room: there is some, or there will be none before segments are let go of.
+    /// Whether it is of no use to wait for room: there will be no more before segments are let go of.
     #[must_use]
-    pub fn room_settled(&self) -> watch::Receiver<bool> {
-        self.shared.room_settled.subscribe()
+    pub fn is_full(&self) -> bool {
+        self.shared.is_full()
+    }
+
+    /// Changes whenever there may be more room, or none to wait for.
+    #[must_use]
+    pub fn room_changes(&self) -> watch::Receiver<u64> {
+        self.shared.room_changes.subscribe()
     }
 
     /// The last position that is durable, and all that come.

@@ -38,8 +38,8 @@ pub(super) struct Shared {
     free_bytes: AtomicU64,
     /// There is no room on the disk, or in the budget, for another spare.
     full: AtomicBool,
-    /// Whether it is any use to wait for room: no, if there is some, or if there will be none.
-    pub(super) room_settled: watch::Sender<bool>,
+    /// Goes up whenever there may be more room, or none to wait for.
+    pub(super) room_changes: watch::Sender<u64>,
     /// What no power loss can take back; the same as what is durable where every batch is synced.
     pub(super) synced_through: AtomicU64,
     pub(super) durable: watch::Sender<Position>,
@@ -128,7 +128,7 @@ impl Shared {
             queued_bytes: AtomicU64::new(0),
             free_bytes: AtomicU64::new(0),
             full: AtomicBool::new(false),
-            room_settled: watch::Sender::new(true),
+            room_changes: watch::Sender::new(0),
             synced_through: AtomicU64::new(last.0),
             durable: watch::Sender::new(last),
             failed: watch::Sender::new(None),
@@ -228,7 +228,7 @@ impl Shared {
         queue.frames.clear();
         drop(queue);
         self.wake_writer.notify_one();
-        self.room_settled.send_replace(true);
+        self.room_changes.send_modify(|changes| *changes += 1);
         self.ask_keeper(|errands| errands.closing = true);
     }
 
@@ -251,13 +251,17 @@ impl Shared {
         let spares: u64 = table.spares.iter().map(|spare| spare.bytes.saturating_sub(SEGMENT_HEADER_BYTES)).sum();
         drop(table);
         self.free_bytes.store(active + spares, Ordering::Relaxed);
-        let settled = self.full.load(Ordering::Relaxed) || self.has_ample_room() || self.has_failed();
-        self.room_settled.send_if_modified(|before| std::mem::replace(before, settled) != settled);
+        self.room_changes.send_modify(|changes| *changes += 1);
     }
 
     /// Whether what is queued, and a whole segment for what is essential, fit into what is allocated.
     pub(super) fn has_ample_room(&self) -> bool {
         self.queued_bytes() + self.options.segment_bytes <= self.free_bytes() + SEGMENT_HEADER_BYTES
+    }
+
+    /// Whether there will be no more room before segments are let go of, or ever.
+    pub(super) fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed) || self.has_failed()
     }
 
     /// Whether another spare could not be made when it was tried.
