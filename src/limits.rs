@@ -129,6 +129,14 @@ pub const ANSWERS_OUTSTANDING_MAX: usize = 1 << 18;
 pub const STREAM_ANSWERS_FREE: usize = 16;
 /// Requests in one `ReportBatch`.
 pub const BATCH_REQUESTS_MAX: usize = 4096;
+/// What the requests of a batch, and the elements of their lists, take decoded besides the bytes that were sent.
+pub const BATCH_DECODED_BYTES_MAX: usize = 64 << 20;
+/// Elements of a list that is refused anyway, because this release does not have what it asks for.
+pub const NOT_YET_LISTED_MAX: usize = 64;
+/// States that a filter names.
+pub const FILTER_STATES_MAX: usize = 64;
+/// Messages of a stream below this are not counted before they are decoded.
+pub const COUNTED_MESSAGE_BYTES_MIN: usize = 512;
 /// Bytes of messages between their arrival and the place of their records in the log, over all streams.
 pub const IN_FLIGHT_BYTES_MAX: usize = 512 << 20;
 /// Requests to the sequencing task on their way.
@@ -298,6 +306,8 @@ const _: () = assert!(RECEIVE_OWN_BYTES_MAX / GRPC_CONNECTIONS_MAX >= 128 << 10)
 const _: () = assert!(RECEIVE_CONNECTION_OWN_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
 // One connection alone is always read from, whatever its windows hold.
 const _: () = assert!((HTTP2_CONNECTION_WINDOW_BYTES as usize) < UNREAD_BYTES_MAX);
+// So has a batch with what it takes decoded.
+const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX + BATCH_DECODED_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
 // What connections may have sent besides is no more than what they may have sent together.
 const _: () = assert!(GRPC_CONNECTIONS_MAX * UNREAD_CONNECTION_FREE_BYTES <= UNREAD_BYTES_MAX);
 // The answer to a subscription, which names units a second time, fits a message.

@@ -2,8 +2,8 @@
 //!
 //! A stream takes requests and sends answers in one task, which keeps the answers that are not durable yet: so whatever has come
 //! is taken at once, and all of its answers leave together. A client that does not read its answers is not read from, nor is one
-//! with [`limits::STREAM_ANSWERS_OUTSTANDING_MAX`] of them to come. A bad event is answered; only what is no message at all ends a
-//! stream.
+//! with [`limits::STREAM_ANSWERS_OUTSTANDING_MAX`] of them to come. A bad event is answered, and so is what is no event at all; only
+//! what has no number ends a stream.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ use crate::store::report::{Answer, Reply};
 use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
-use super::receive::{Messages, messages};
+use super::receive::{HeldRoom, Messages, Received, messages};
 use super::turns::Turn;
 use super::{OpenStream, Shared, convert, draining, ended_message, refused};
 
@@ -99,9 +99,10 @@ impl v1::harness_service_server::HarnessService for Harness {
 
     async fn report_batch(
         &self,
-        request: Request<v1::ReportBatchRequest>,
+        mut request: Request<v1::ReportBatchRequest>,
     ) -> Result<Response<v1::ReportBatchResponse>, Status> {
         let arrived_us = self.shared.store.clock().now_us();
+        let room = request.extensions_mut().remove::<HeldRoom>();
         let requests = request.into_inner().requests;
         if requests.len() > limits::BATCH_REQUESTS_MAX {
             let message = format!("{} requests, more than {} in one batch", requests.len(), limits::BATCH_REQUESTS_MAX);
@@ -111,6 +112,7 @@ impl v1::harness_service_server::HarnessService for Harness {
         let mut last = Position::default();
         // All at once: batches that each held some and waited for more would wait for each other.
         let _in_flight = self.shared.in_flight(requests.iter().map(weight).sum()).await;
+        drop(room);
         let (clock, mut turn, mut answers_bytes) = (self.shared.store.clock(), Turn::default(), 0);
         for request in requests {
             let begun_us = clock.now_us();
@@ -192,7 +194,7 @@ impl ReportStream {
                         Outgoing { response, position, arrived_us: None, _room: room.unwrap_or_default() }
                     }));
                 }
-                request = self.requests.message(), if takes => match request {
+                request = self.requests.request(), if takes => match request {
                     Ok(Some(request)) => {
                         let answer = self.answered(request).await;
                         self.outgoing.push_back(Outgoing { _room: room.unwrap_or_default(), ..answer });
@@ -210,13 +212,20 @@ impl ReportStream {
 }
 
 impl ReportStream {
-    async fn answered(&mut self, request: v1::ReportRequest) -> Outgoing {
+    async fn answered(&mut self, request: Received) -> Outgoing {
         let Self { shared, reporter, turn, .. } = self;
         let clock = shared.store.clock();
         let arrived_us = clock.now_us();
         turn.give_way(&shared.lanes, arrived_us).await;
-        let _in_flight = shared.in_flight(weight(&request)).await;
-        let (answer, position) = shared.answer(Some(*reporter), request).await;
+        let (answer, position) = match request {
+            Received::Request(request) => {
+                let _in_flight = shared.in_flight(weight(&request)).await;
+                shared.answer(Some(*reporter), request).await
+            }
+            Received::Refused(request_seq, refusal) => {
+                (shared.answer_message(request_seq, Reply::Refused(refusal), None), Position::default())
+            }
+        };
         turn.worked(arrived_us, clock.now_us());
         let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
         Outgoing { response, position, arrived_us: Some(arrived_us), _room: AnswerRoom::default() }

@@ -174,6 +174,59 @@ async fn very_many_requests_of_nothing_are_refused_before_they_are_decoded() {
     assert!(more < 4 * BATCH_BYTES as u64, "{more} bytes");
 }
 
+/// A message with this one in this field.
+fn within(tag: u8, message: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![tag << 3 | 2];
+    prost::encoding::encode_varint(message.len() as u64, &mut bytes);
+    bytes.extend(message);
+    bytes
+}
+
+/// The event of a request, with this list of calls in it: bytes are as they are sent.
+fn kept_by_one(request_seq: u8, list: &[u8]) -> Vec<u8> {
+    let rollout = about("run", "listed").encode_to_vec();
+    let seal = within(1, &within(1, &within(2, list)));
+    [vec![0x08, request_seq], within(2, &rollout), within(7, &seal)].concat()
+}
+
+#[tokio::test]
+async fn lists_of_nothing_are_refused_before_they_are_decoded() {
+    const STREAMS: usize = 4;
+    const LIST_BYTES: usize = 32 << 20;
+    let served = Served::start();
+    served.others_go_on("before", 1).await;
+    let before = served.resident_bytes();
+    let listed = kept_by_one(1, &[0x0a, 0].repeat(LIST_BYTES / 2));
+    let sent: Bytes = framed(u32::try_from(listed.len()).unwrap(), &listed).into();
+    let mut held = Vec::new();
+    for _ in 0..STREAMS {
+        let mut connection = Connection::open(&served).await;
+        let (mut sender, response) = connection.report().await;
+        sender.send_data(sent.clone(), false).unwrap();
+        held.push((sender, response));
+    }
+    for (mut sender, response) in held {
+        let mut body = response.await.unwrap().into_body();
+        let refused = answer(&mut body).await;
+        assert_eq!((refused.request_seq, refused.outcome()), (1, AnswerOutcome::Refused));
+        let refusal = refused.refusal.unwrap();
+        assert_eq!((refusal.reason.as_str(), refusal.field.as_str()), ("over_limit", "seal.kept.agents"));
+        sender.send_data(request(2, &about("run", "listed"), heartbeat()).into(), false).unwrap();
+        assert_eq!(answer(&mut body).await.outcome(), AnswerOutcome::Accepted, "the stream goes on");
+    }
+    // A batch of some that are each not too long.
+    let some = within(1, &kept_by_one(1, &[0x0a, 0].repeat(limits::KEPT_CALLS_MAX)));
+    let batch = some.repeat(LIST_BYTES / some.len());
+    let mut connection = Connection::open(&served).await;
+    let (mut sender, response) = connection.ask("ReportBatch").await;
+    sender.send_data(framed(u32::try_from(batch.len()).unwrap(), &batch).into(), true).unwrap();
+    let response = response.await.unwrap();
+    let status = tonic::Status::from_header_map(response.headers()).expect("a status");
+    assert_eq!(status.code(), tonic::Code::InvalidArgument);
+    let more = served.resident_bytes_most() - before;
+    assert!(more < ((STREAMS + 1) * LIST_BYTES * 2) as u64, "{more} bytes");
+}
+
 async fn answer(body: &mut RecvStream) -> v1::Answer {
     let data = body.data().await.unwrap().unwrap();
     body.flow_control().release_capacity(data.len()).unwrap();

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame};
+use parking_lot::Mutex;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -17,6 +19,7 @@ use crate::rpc::unread::Reader;
 use crate::store::clock::Clock;
 
 use super::framing::{Broken, Ends, Framing, HEADER_BYTES};
+use super::lists::Shape;
 use super::room::{Room, Wanted};
 
 /// Pieces shorter than this are copied: each would pin the buffer that it came in.
@@ -29,8 +32,10 @@ pub(super) enum Whole {
     HandedOn,
     /// They are held until the request has ended, with their room, if they are good for it.
     Held {
-        /// Whether a message may be decoded.
-        check: fn(&[u8]) -> Result<(), Refusal>,
+        /// The lists in it.
+        lists: &'static Shape,
+        /// What they take decoded, besides the message's own bytes; an error if it must not be decoded.
+        count: fn(&Shape, &[u8]) -> Result<usize, Refusal>,
     },
 }
 
@@ -39,9 +44,10 @@ pub(super) struct Gather {
     body: Body,
     most_bytes: usize,
     becomes: Whole,
-    /// Bytes of whole messages that are held.
+    /// Bytes of whole messages that are held, and of their lists once they are decoded.
     kept: usize,
     room: Room,
+    room_goes_to: Option<HeldRoom>,
     unread: Option<Reader>,
     clock: Clock,
     framing: Framing,
@@ -67,6 +73,7 @@ impl Gather {
             becomes,
             kept: 0,
             room,
+            room_goes_to: None,
             unread,
             clock,
             framing: Framing::default(),
@@ -142,10 +149,9 @@ impl Gather {
             } else {
                 self.whole.push_back(data.split_to(last));
             }
-            if let Whole::Held { check } = self.becomes {
+            if let Whole::Held { lists, count } = self.becomes {
                 for whole in self.whole.iter().skip(before) {
-                    check(whole.get(HEADER_BYTES..).unwrap_or_default())?;
-                    self.kept += whole.len();
+                    self.kept += whole.len() + count(lists, whole.get(HEADER_BYTES..).unwrap_or_default())?;
                 }
             }
         }
@@ -159,6 +165,11 @@ impl Gather {
         Ok(())
     }
 
+    /// Leaves the room that it holds here when it is done with, for whoever decodes what came.
+    pub(super) fn leave_room_in(&mut self, place: HeldRoom) {
+        self.room_goes_to = Some(place);
+    }
+
     /// Gives everything back: it must not wait for the reader to let go.
     fn end(&mut self, refusal: Refusal) -> Status {
         (self.part, self.waiting, self.framing) = (Part::default(), None, Framing::default());
@@ -169,6 +180,19 @@ impl Gather {
         refused(refusal)
     }
 }
+
+impl Drop for Gather {
+    fn drop(&mut self) {
+        if let Some(place) = self.room_goes_to.take() {
+            self.room.shrink(self.kept);
+            *place.0.lock() = Some(self.room.take());
+        }
+    }
+}
+
+/// Room of a message that came whole, held while its request is under way. It comes back with the last of these.
+#[derive(Clone, Default)]
+pub(in crate::rpc) struct HeldRoom(Arc<Mutex<Option<Room>>>);
 
 /// The transport's reader takes whole messages, too.
 impl http_body::Body for Gather {
@@ -186,6 +210,9 @@ fn refusal(broken: &Broken, most_bytes: usize) -> Refusal {
             let advice = "send long prompts as deltas, and many requests in parts";
             let message = format!("a message of {claimed} bytes; {most_bytes} is the most: {advice}");
             Refusal::new(Reason::MessageTooLarge, message)
+        }
+        Broken::Compressed => {
+            Refusal::new(Reason::NotInThisRelease, "messages are taken as they are, not compressed").field("request")
         }
         Broken::NoMessage(first) => {
             let message = format!("what came is no message: it begins with {first}, not with 0 or 1");
