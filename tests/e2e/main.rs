@@ -33,6 +33,7 @@ mod queue_groups;
 mod queue_heartbeats;
 mod queue_large;
 mod queue_taker;
+mod reasons;
 mod replay;
 mod replay_drive;
 mod replay_late;
