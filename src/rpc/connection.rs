@@ -21,8 +21,9 @@ use tonic::transport::server::Connected;
 use crate::limits;
 use crate::store::clock::Clock;
 
+use super::frames::Frames;
 use super::receive::ConnectionRoom;
-use super::unread::{ConnectionUnread, Frames, Unread};
+use super::unread::{ConnectionUnread, Unread};
 
 /// How long until the next try when no connection can be taken.
 const ACCEPT_INTERVAL_MS: u64 = 1000;
@@ -141,6 +142,8 @@ impl AsyncRead for Connection {
         {
             return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not begin to speak HTTP/2")));
         }
+        // What has come whole before this is with its readers.
+        self.share.unread.settle(self.frames.partial());
         ready!(self.poll_may_read(context))?;
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;

@@ -7,6 +7,7 @@
 mod admin;
 mod connection;
 pub mod convert;
+mod frames;
 mod gate;
 mod harness;
 mod inspect;
@@ -177,10 +178,10 @@ pub async fn serve(
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         // Requests and streams that end with a refusal, by its reason.
         .layer(refusals::RefusalsLayer::new(Arc::clone(shared.store.telemetry())))
-        // While the log is read nobody is served.
-        .layer(gate::GateLayer::new(Arc::clone(&shared.readiness)))
         // What has come of messages that are not whole, however long they say they are.
         .layer(receive::ReceiveLayer::new(clock.clone()))
+        // While the log is read nobody is served.
+        .layer(gate::GateLayer::new(Arc::clone(&shared.readiness)))
         .add_service(health_service)
         .add_service(reflection)
         .add_service(older_reflection)

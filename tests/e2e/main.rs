@@ -13,6 +13,7 @@ mod durability;
 mod figures;
 mod hostile;
 mod hostile_memory;
+mod hostile_resets;
 mod hostile_sizes;
 mod inspect;
 mod inspect_ledger;

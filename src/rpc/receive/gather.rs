@@ -49,6 +49,8 @@ pub(super) struct Gather {
     room: Room,
     room_goes_to: Option<HeldRoom>,
     unread: Option<Reader>,
+    /// Bytes that were handed on and may be in use still.
+    in_use: usize,
     clock: Clock,
     framing: Framing,
     /// Whole messages, one or several in each.
@@ -75,6 +77,7 @@ impl Gather {
             room,
             room_goes_to: None,
             unread,
+            in_use: 0,
             clock,
             framing: Framing::default(),
             whole: VecDeque::new(),
@@ -98,6 +101,8 @@ impl Gather {
                 self.patience.pause(&self.clock);
                 return Poll::Ready(Some(Ok(whole)));
             }
+            // Whoever reads has done with all whole messages from before.
+            self.taken(0);
             if let Some((rest, mut wanted)) = self.waiting.take() {
                 if !self.room.poll_wanted(&mut wanted, context) {
                     self.waiting = Some((rest, wanted));
@@ -106,9 +111,12 @@ impl Gather {
                 self.part.push(rest);
                 continue;
             }
-            // Whoever reads has done with all whole messages from before.
             self.room.shrink(self.outstanding());
-            match Pin::new(&mut self.body).poll_frame(context) {
+            let frame = match &self.unread {
+                Some(unread) => unread.poll_frame(&mut self.body, context),
+                None => Pin::new(&mut self.body).poll_frame(context),
+            };
+            match frame {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data()
                         && let Err(refusal) = self.arrived(data)
@@ -135,10 +143,18 @@ impl Gather {
 
     /// Takes what has come. If what it leaves of a message has no room, that waits.
     fn arrived(&mut self, mut data: Bytes) -> Result<(), Refusal> {
-        if let Some(unread) = &self.unread {
-            unread.taken(data.len());
-        }
-        let ends = self.framing.take(&data, self.most_bytes).map_err(|broken| refusal(&broken, self.most_bytes))?;
+        let came = data.len();
+        let ends = match self.framing.take(&data, self.most_bytes) {
+            Ok(ends) => ends,
+            Err(broken) => {
+                self.taken(came);
+                return Err(refusal(&broken, self.most_bytes));
+            }
+        };
+        // Whole messages count as unread while they are in use; what has room of its own does not.
+        let in_use = ends.filter(|_| matches!(self.becomes, Whole::HandedOn)).map_or(0, |ends| ends.last);
+        self.taken(came - in_use);
+        self.in_use = in_use;
         if let Some(Ends { first, last }) = ends {
             let before = self.whole.len();
             self.patience = Patience::default();
@@ -165,6 +181,24 @@ impl Gather {
         Ok(())
     }
 
+    /// So much has come and need not be counted as unread any more, nor what was in use.
+    fn taken(&mut self, bytes: usize) {
+        let bytes = bytes + std::mem::take(&mut self.in_use);
+        if let Some(unread) = self.unread.as_ref().filter(|_| bytes > 0) {
+            unread.taken(bytes);
+        }
+    }
+
+    /// Lets go of the body: what has come of it is read by nobody.
+    fn let_go(&mut self) {
+        self.taken(0);
+        if let Some(unread) = &self.unread {
+            unread.drain(&mut self.body);
+        }
+        self.body = Body::empty();
+        self.unread = None;
+    }
+
     /// Leaves the room that it holds here when it is done with, for whoever decodes what came.
     pub(super) fn leave_room_in(&mut self, place: HeldRoom) {
         self.room_goes_to = Some(place);
@@ -176,13 +210,14 @@ impl Gather {
         self.kept = 0;
         self.whole.clear();
         self.room.shrink(0);
-        self.body = Body::empty();
+        self.let_go();
         refused(refusal)
     }
 }
 
 impl Drop for Gather {
     fn drop(&mut self) {
+        self.let_go();
         if let Some(place) = self.room_goes_to.take() {
             self.room.shrink(self.kept);
             *place.0.lock() = Some(self.room.take());
