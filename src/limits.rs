@@ -220,6 +220,10 @@ pub const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 pub const HTTP2_CONNECTION_STREAMS_MAX: u32 = 32;
 /// Headers of one request.
 pub const HTTP2_HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
+/// Of a header's value, what goes on with its request.
+pub const HEADER_VALUE_BYTES_MAX: usize = 64;
+/// The longest path of a method.
+pub const METHOD_PATH_BYTES_MAX: usize = 256;
 /// HTTP/2 frame.
 pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;
 

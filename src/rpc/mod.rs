@@ -10,6 +10,7 @@ pub mod convert;
 mod frames;
 mod gate;
 mod harness;
+mod headers;
 mod inspect;
 mod outgoing;
 mod receive;
@@ -176,6 +177,8 @@ pub async fn serve(
         // A peer that is gone without a word is noticed, and its leases end.
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        // Nothing waits with headers that nobody reads.
+        .layer(headers::HeadersLayer)
         // Requests and streams that end with a refusal, by its reason.
         .layer(refusals::RefusalsLayer::new(Arc::clone(shared.store.telemetry())))
         // What has come of messages that are not whole, however long they say they are.

@@ -95,8 +95,14 @@ impl Connection {
     }
 
     async fn ask(&mut self, method: &str) -> (SendStream<Bytes>, ResponseFuture) {
-        let uri = format!("http://{}/hedgerow.v1.HarnessService/{method}", self.address);
+        self.ask_with("HarnessService", method, "").await
+    }
+
+    /// A request with this header besides.
+    async fn ask_with(&mut self, service: &str, method: &str, header: &str) -> (SendStream<Bytes>, ResponseFuture) {
+        let uri = format!("http://{}/hedgerow.v1.{service}/{method}", self.address);
         let request = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+        let request = request.header("x-long", header);
         self.client = self.client.clone().ready().await.unwrap();
         let (response, sender) = self.client.send_request(request.body(()).unwrap(), false).unwrap();
         (sender, response)
@@ -267,4 +273,28 @@ async fn what_is_sent_ahead_of_a_reader_is_bounded_over_all_connections() {
         most = most.max(served.resident_bytes_most());
     }
     assert!(most < bound, "{most} bytes");
+}
+
+#[tokio::test]
+async fn requests_that_wait_do_not_hold_their_headers() {
+    const CONNECTIONS: usize = 40;
+    let served = Served::start();
+    let long = "x".repeat(limits::HTTP2_HEADER_LIST_BYTES_MAX as usize - 1024);
+    let mut held = Vec::new();
+    let mut each = [0; 2];
+    for (round, header) in ["", long.as_str()].into_iter().enumerate() {
+        served.others_go_on("before", 1).await;
+        let before = served.resident_bytes();
+        for _ in 0..CONNECTIONS {
+            let mut connection = Connection::open(&served).await;
+            for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+                held.push(connection.ask_with("HarnessService", "ReportBatch", header).await);
+            }
+            connection.taken().await;
+        }
+        served.others_go_on("beside", 100).await;
+        let requests = CONNECTIONS as u64 * u64::from(limits::HTTP2_CONNECTION_STREAMS_MAX);
+        each[round] = served.resident_bytes().saturating_sub(before) / requests;
+    }
+    assert!(each[1] < each[0] + (10 << 10), "a request holds {} bytes without, and {} with headers", each[0], each[1]);
 }
