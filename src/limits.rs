@@ -123,10 +123,16 @@ pub const OTHER_MESSAGE_BYTES_MAX: usize = 4 << 20;
 pub const UNIT_MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// Answers outstanding on one stream of reports; a client that does not read its answers is not read from.
 pub const STREAM_ANSWERS_OUTSTANDING_MAX: usize = 1024;
-/// The same, over all streams.
-pub const ANSWERS_OUTSTANDING_MAX: usize = 1 << 18;
-/// Answers outstanding that each stream may have besides.
+/// What all of them hold, over all streams and batches, besides what each stream has for itself.
+pub const ANSWERS_OUTSTANDING_BYTES_MAX: usize = 256 << 20;
+/// What one answer may hold: room for so much is taken before it is made.
+pub const ANSWER_BYTES_MAX: usize = 128 << 10;
+/// Answers outstanding for which a stream needs no such room, if they hold no more than this together.
 pub const STREAM_ANSWERS_FREE: usize = 16;
+/// See [`STREAM_ANSWERS_FREE`].
+pub const STREAM_ANSWERS_FREE_BYTES: usize = 32 << 10;
+/// What an answer in a batch holds, without what answers to seals list.
+pub const BATCH_ANSWER_BYTES: usize = 1 << 10;
 /// Requests in one `ReportBatch`.
 pub const BATCH_REQUESTS_MAX: usize = 4096;
 /// What the requests of a batch, and the elements of their lists, take decoded besides the bytes that were sent.
@@ -299,6 +305,14 @@ const _: () = assert!(MEMORY_AWAITED_OPENS_PERCENT < 100 + MEMORY_RESERVE_PERCEN
 const _: () = assert!(100 / MEMORY_TOMBSTONES_DIVISOR < MEMORY_OPENS_PERCENT);
 const _: () = assert!(MEMORY_BUDGET_BYTES_MIN <= MEMORY_BUDGET_BYTES);
 const _: () = assert!(STREAM_ANSWERS_FREE < STREAM_ANSWERS_OUTSTANDING_MAX);
+// The lists of an answer to a seal, with what their elements hold besides their texts, fit into an answer.
+const _: () = assert!(2 * SEAL_LISTED_BYTES_MAX + SEAL_LISTED_MAX * 256 < ANSWER_BYTES_MAX);
+// Many answers, and batches, are under way at once.
+const _: () = assert!(1024 * ANSWER_BYTES_MAX < ANSWERS_OUTSTANDING_BYTES_MAX);
+const _: () = assert!(
+    BATCH_REQUESTS_MAX * BATCH_ANSWER_BYTES + BATCH_LISTS_BYTES_MAX + ANSWER_BYTES_MAX
+        < ANSWERS_OUTSTANDING_BYTES_MAX / 16
+);
 // Answers to acknowledgements leave room for other news.
 const _: () = assert!(ACK_ANSWERS_OUTSTANDING_MAX < CONSUMER_NEWS_OUTSTANDING_MAX);
 const _: () = assert!(EPHEMERAL_NEWS_ROOM < CONSUMER_NEWS_OUTSTANDING_MAX);

@@ -54,7 +54,7 @@ pub struct Shared {
     pub drain: Arc<watch::Sender<bool>>,
     /// Streams of reports, subscriptions and watches that are open.
     pub streams: OpenStreams,
-    /// Room for answers that have not left, beyond what each stream may have.
+    /// Room for bytes of answers that have not left, beyond what each stream may have.
     pub answers: Arc<Semaphore>,
     /// Whether the service takes work.
     pub readiness: Arc<Readiness>,
@@ -97,7 +97,7 @@ impl Shared {
     /// What all services share before a store; `drain` is set when the service is to stop.
     #[must_use]
     pub fn new(store: Arc<Store>, drain: Arc<watch::Sender<bool>>, readiness: Arc<Readiness>) -> Self {
-        let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_MAX));
+        let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_BYTES_MAX));
         Self {
             store,
             draining: drain.subscribe(),

@@ -51,6 +51,17 @@ pub(in crate::rpc) fn messages<M: Message + Default>(
     }
 }
 
+#[cfg(test)]
+impl<M> Messages<M> {
+    /// A stream of which nothing comes.
+    pub(in crate::rpc) fn none(clock: crate::store::clock::Clock) -> Self {
+        use super::gather::Whole;
+        let room = super::room::Room::new(Arc::new(tokio::sync::Semaphore::new(0)), None);
+        let gather = Gather::new(tonic::body::Body::empty(), 0, Whole::HandedOn, (room, None), clock);
+        Self { gather, whole: Bytes::new(), message: PhantomData }
+    }
+}
+
 /// What has come of a stream of reports.
 pub(in crate::rpc) enum Received {
     /// A request.
