@@ -167,11 +167,16 @@ pub const EPHEMERAL_WAITING_UNITS_MAX: usize = 4096;
 pub const TRAINER_MESSAGES_OUTSTANDING_MAX: usize = 256;
 /// See [`TRAINER_MESSAGES_OUTSTANDING_MAX`].
 pub const TRAINER_BYTES_OUTSTANDING_MAX: usize = 4 * UNIT_MESSAGE_BYTES_MAX;
+/// Of these, what each may have whatever the others do.
+pub const TRAINER_BYTES_FREE: usize = 256 << 10;
+/// What is on its way to all trainers together, besides.
+pub const TRAINERS_BYTES_OUTSTANDING_MAX: usize = 512 << 20;
 /// News for one consumer that may wait besides its units.
 pub const CONSUMER_NEWS_OUTSTANDING_MAX: usize = 256;
 /// Room in an ephemeral consumer's line that is kept for news.
 pub const EPHEMERAL_NEWS_ROOM: usize = 16;
-/// How long a trainer may leave so many answers unread that no more of its acknowledgements are taken.
+/// How long a trainer may leave so many answers unread that no more of its acknowledgements are taken, and how long it may read
+/// nothing while it has room that others wait for.
 pub const TRAINER_UNREAD_MS_MAX: u64 = 30_000;
 /// Units on their way to one consumer's stream.
 pub const CONSUMER_UNITS_IN_FLIGHT_MAX: usize = 256;
@@ -315,6 +320,11 @@ const _: () = assert!(
 );
 // Answers to acknowledgements leave room for other news.
 const _: () = assert!(ACK_ANSWERS_OUTSTANDING_MAX < CONSUMER_NEWS_OUTSTANDING_MAX);
+// A message always fits: into what one trainer may have, and into what all may.
+const _: () = assert!(UNIT_MESSAGE_BYTES_MAX <= TRAINER_BYTES_OUTSTANDING_MAX);
+const _: () = assert!(TRAINER_BYTES_OUTSTANDING_MAX <= TRAINERS_BYTES_OUTSTANDING_MAX);
+// So does a unit with the longest row, several times.
+const _: () = assert!(4 * (9 * CALL_TOKENS_MAX + UNIT_MESSAGE_BYTES_MAX) <= TRAINERS_BYTES_OUTSTANDING_MAX);
 const _: () = assert!(EPHEMERAL_NEWS_ROOM < CONSUMER_NEWS_OUTSTANDING_MAX);
 // Any message has room on an idle connection, and an idle connection beside others.
 const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);

@@ -7,11 +7,12 @@
 use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -35,6 +36,30 @@ pub(super) struct ConnectionShare {
     pub(super) receive: Arc<ConnectionRoom>,
     /// What has come and is not read.
     pub(super) unread: Arc<ConnectionUnread>,
+    /// Whether it is to end.
+    pub(super) cut: Arc<Cut>,
+}
+
+/// Ends a connection whose client leaves unread what others need the room for.
+#[derive(Default)]
+pub(super) struct Cut {
+    is_cut: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Cut {
+    pub(super) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Release);
+        self.task.wake();
+    }
+
+    pub(super) fn check(&self, context: &Context<'_>) -> Result<()> {
+        self.task.register(context.waker());
+        if self.is_cut.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::TimedOut, "the client does not read what it is sent"));
+        }
+        Ok(())
+    }
 }
 
 /// What all connections share.
@@ -96,7 +121,8 @@ async fn next_connection(listener: &TcpListener, clock: &Clock) -> TcpStream {
 impl Connection {
     fn new(stream: TcpStream, clock: &Clock, all: &All, counted: Option<OwnedSemaphorePermit>) -> Self {
         let receive = Arc::new(ConnectionRoom::new(Arc::clone(&all.connections)));
-        let share = ConnectionShare { receive, unread: ConnectionUnread::new(Arc::clone(&all.unread)) };
+        let unread = ConnectionUnread::new(Arc::clone(&all.unread));
+        let share = ConnectionShare { receive, unread, cut: Arc::default() };
         let deadline_ms = clock.now_ms().saturating_add(limits::GRPC_GREETING_MS_MAX);
         let silence = Some((timer(clock, deadline_ms), limits::GRPC_GREETING_BYTES));
         Self { stream, share, silence, frames: Frames::new(), paused: None, clock: clock.clone(), _counted: counted }
@@ -137,6 +163,7 @@ fn give_way(read_bytes: usize, context: &mut Context<'_>) {
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        self.share.cut.check(context)?;
         if let Some((timer, _)) = &mut self.silence
             && timer.as_mut().poll(context).is_ready()
         {
@@ -158,6 +185,7 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        self.share.cut.check(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -166,6 +194,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         slices: &[std::io::IoSlice<'_>],
     ) -> Poll<Result<usize>> {
+        self.share.cut.check(context)?;
         Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 

@@ -41,6 +41,7 @@ use crate::proto::{FILE_DESCRIPTOR_SET, v1};
 use crate::store::Store;
 use crate::telemetry::{Readiness, Ready};
 
+pub use outgoing::TrainersRoom;
 pub use turns::Lanes;
 
 /// What all services share.
@@ -56,6 +57,8 @@ pub struct Shared {
     pub streams: OpenStreams,
     /// Room for bytes of answers that have not left, beyond what each stream may have.
     pub answers: Arc<Semaphore>,
+    /// Room for what is on its way to trainers.
+    pub trainers: TrainersRoom,
     /// Whether the service takes work.
     pub readiness: Arc<Readiness>,
     /// Where streams that have much to do wait for each other.
@@ -98,8 +101,10 @@ impl Shared {
     #[must_use]
     pub fn new(store: Arc<Store>, drain: Arc<watch::Sender<bool>>, readiness: Arc<Readiness>) -> Self {
         let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_BYTES_MAX));
+        let trainers = TrainersRoom::new(limits::TRAINERS_BYTES_OUTSTANDING_MAX, store.clock().clone());
         Self {
             store,
+            trainers,
             draining: drain.subscribe(),
             drain,
             streams: OpenStreams::default(),

@@ -298,3 +298,43 @@ async fn requests_that_wait_do_not_hold_their_headers() {
     }
     assert!(each[1] < each[0] + (10 << 10), "a request holds {} bytes without, and {} with headers", each[0], each[1]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_is_on_its_way_to_trainers_that_do_not_read_is_bounded_over_all() {
+    const RUNS: usize = 3;
+    let served = Served::start();
+    let mut worker = served.worker().await;
+    let prompt = vec![7; 1_000_000];
+    for run in 0..RUNS {
+        let rollout = about(&format!("run-{run}"), "large");
+        let call = crate::service::call("large", "main", 1, &prompt, &[1]);
+        assert_eq!(worker.report(&rollout, Event::Call(call)).await.outcome(), AnswerOutcome::Accepted);
+        assert_eq!(worker.report(&rollout, crate::life::finish(1.0)).await.outcome(), AnswerOutcome::Accepted);
+    }
+    let mut held = Vec::new();
+    for run in 0..RUNS {
+        let subscription =
+            v1::Subscription { ephemeral: true, ..crate::service::subscription(&format!("run-{run}"), "") };
+        let first = v1::subscribe_request::Request::Subscription(subscription);
+        let first = v1::SubscribeRequest { request: Some(first) }.encode_to_vec();
+        let first: Bytes = framed(u32::try_from(first.len()).unwrap(), &first).into();
+        for _ in 0..limits::RUN_CONSUMER_GROUPS_MAX / limits::HTTP2_CONNECTION_STREAMS_MAX as usize {
+            let mut connection = Connection::open(&served).await;
+            for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+                let (mut sender, response) = connection.ask_with("TrainerService", "Subscribe", "").await;
+                sender.send_data(first.clone(), false).unwrap();
+                held.push((sender, response));
+            }
+        }
+    }
+    for round in 0..100 {
+        served.others_go_on(&format!("beside-{round}"), 20).await;
+    }
+    // What each has for itself besides is small, but let there be some for the transport.
+    let bound = MEMORY_BUDGET_BYTES as usize
+        + limits::TRAINERS_BYTES_OUTSTANDING_MAX
+        + held.len() * 2 * limits::UNIT_MESSAGE_BYTES_MAX;
+    let most = served.resident_bytes_most();
+    assert!(held.len() * limits::TRAINER_BYTES_OUTSTANDING_MAX > bound, "without a bound on all it would be more");
+    assert!(most < bound as u64, "{most} bytes for {} trainers", held.len());
+}
