@@ -127,12 +127,26 @@ pub const OTHER_MESSAGE_BYTES_MAX: usize = 4 << 20;
 pub const UNIT_MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// Answers outstanding on one stream of reports; a client that does not read its answers is not read from.
 pub const STREAM_ANSWERS_OUTSTANDING_MAX: usize = 1024;
-/// The same, over all streams.
-pub const ANSWERS_OUTSTANDING_MAX: usize = 1 << 18;
-/// Answers outstanding that each stream may have besides.
+/// What all of them hold, over all streams and batches, besides what each stream has for itself.
+pub const ANSWERS_OUTSTANDING_BYTES_MAX: usize = 256 << 20;
+/// What one answer may hold: room for so much is taken before it is made.
+pub const ANSWER_BYTES_MAX: usize = 128 << 10;
+/// Answers outstanding for which a stream needs no such room, if they hold no more than this together.
 pub const STREAM_ANSWERS_FREE: usize = 16;
+/// See [`STREAM_ANSWERS_FREE`].
+pub const STREAM_ANSWERS_FREE_BYTES: usize = 32 << 10;
+/// What an answer in a batch holds, without what answers to seals list.
+pub const BATCH_ANSWER_BYTES: usize = 1 << 10;
 /// Requests in one `ReportBatch`.
 pub const BATCH_REQUESTS_MAX: usize = 4096;
+/// What the requests of a batch, and the elements of their lists, take decoded besides the bytes that were sent.
+pub const BATCH_DECODED_BYTES_MAX: usize = 64 << 20;
+/// Elements of a list that is refused anyway, because this release does not have what it asks for.
+pub const NOT_YET_LISTED_MAX: usize = 64;
+/// States that a filter names.
+pub const FILTER_STATES_MAX: usize = 64;
+/// Messages of a stream below this are not counted before they are decoded.
+pub const COUNTED_MESSAGE_BYTES_MIN: usize = 512;
 /// Bytes of messages between their arrival and the place of their records in the log, over all streams.
 pub const IN_FLIGHT_BYTES_MAX: usize = 512 << 20;
 /// Requests to the sequencing task on their way.
@@ -157,11 +171,16 @@ pub const EPHEMERAL_WAITING_UNITS_MAX: usize = 4096;
 pub const TRAINER_MESSAGES_OUTSTANDING_MAX: usize = 256;
 /// See [`TRAINER_MESSAGES_OUTSTANDING_MAX`].
 pub const TRAINER_BYTES_OUTSTANDING_MAX: usize = 4 * UNIT_MESSAGE_BYTES_MAX;
+/// Of these, what each may have whatever the others do.
+pub const TRAINER_BYTES_FREE: usize = 256 << 10;
+/// What is on its way to all trainers together, besides.
+pub const TRAINERS_BYTES_OUTSTANDING_MAX: usize = 512 << 20;
 /// News for one consumer that may wait besides its units.
 pub const CONSUMER_NEWS_OUTSTANDING_MAX: usize = 256;
 /// Room in an ephemeral consumer's line that is kept for news.
 pub const EPHEMERAL_NEWS_ROOM: usize = 16;
-/// How long a trainer may leave so many answers unread that no more of its acknowledgements are taken.
+/// How long a trainer may leave so many answers unread that no more of its acknowledgements are taken, and how long it may read
+/// nothing while it has room that others wait for.
 pub const TRAINER_UNREAD_MS_MAX: u64 = 30_000;
 /// Units on their way to one consumer's stream.
 pub const CONSUMER_UNITS_IN_FLIGHT_MAX: usize = 256;
@@ -216,6 +235,10 @@ pub const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 pub const HTTP2_CONNECTION_STREAMS_MAX: u32 = 32;
 /// Headers of one request.
 pub const HTTP2_HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
+/// Of a header's value, what goes on with its request.
+pub const HEADER_VALUE_BYTES_MAX: usize = 64;
+/// The longest path of a method.
+pub const METHOD_PATH_BYTES_MAX: usize = 256;
 /// HTTP/2 frame.
 pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;
 
@@ -302,8 +325,21 @@ const _: () = assert!(MEMORY_AWAITED_OPENS_PERCENT < 100 + MEMORY_RESERVE_PERCEN
 const _: () = assert!(100 / MEMORY_TOMBSTONES_DIVISOR < MEMORY_OPENS_PERCENT);
 const _: () = assert!(MEMORY_BUDGET_BYTES_MIN <= MEMORY_BUDGET_BYTES);
 const _: () = assert!(STREAM_ANSWERS_FREE < STREAM_ANSWERS_OUTSTANDING_MAX);
+// The lists of an answer to a seal, with what their elements hold besides their texts, fit into an answer.
+const _: () = assert!(2 * SEAL_LISTED_BYTES_MAX + SEAL_LISTED_MAX * 256 < ANSWER_BYTES_MAX);
+// Many answers, and batches, are under way at once.
+const _: () = assert!(1024 * ANSWER_BYTES_MAX < ANSWERS_OUTSTANDING_BYTES_MAX);
+const _: () = assert!(
+    BATCH_REQUESTS_MAX * BATCH_ANSWER_BYTES + BATCH_LISTS_BYTES_MAX + ANSWER_BYTES_MAX
+        < ANSWERS_OUTSTANDING_BYTES_MAX / 16
+);
 // Answers to acknowledgements leave room for other news.
 const _: () = assert!(ACK_ANSWERS_OUTSTANDING_MAX < CONSUMER_NEWS_OUTSTANDING_MAX);
+// A message always fits: into what one trainer may have, and into what all may.
+const _: () = assert!(UNIT_MESSAGE_BYTES_MAX <= TRAINER_BYTES_OUTSTANDING_MAX);
+const _: () = assert!(TRAINER_BYTES_OUTSTANDING_MAX <= TRAINERS_BYTES_OUTSTANDING_MAX);
+// So does a unit with the longest row, several times.
+const _: () = assert!(4 * (9 * CALL_TOKENS_MAX + UNIT_MESSAGE_BYTES_MAX) <= TRAINERS_BYTES_OUTSTANDING_MAX);
 const _: () = assert!(EPHEMERAL_NEWS_ROOM < CONSUMER_NEWS_OUTSTANDING_MAX);
 // Any message has room on an idle connection, and an idle connection beside others.
 const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
@@ -313,6 +349,8 @@ const _: () = assert!(RECEIVE_OWN_BYTES_MAX / GRPC_CONNECTIONS_MAX >= 128 << 10)
 const _: () = assert!(RECEIVE_CONNECTION_OWN_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
 // One connection alone is always read from, whatever its windows hold.
 const _: () = assert!((HTTP2_CONNECTION_WINDOW_BYTES as usize) < UNREAD_BYTES_MAX);
+// So has a batch with what it takes decoded.
+const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX + BATCH_DECODED_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
 // What connections may have sent besides is no more than what they may have sent together.
 const _: () = assert!(GRPC_CONNECTIONS_MAX * UNREAD_CONNECTION_FREE_BYTES <= UNREAD_BYTES_MAX);
 // The answer to a subscription, which names units a second time, fits a message.

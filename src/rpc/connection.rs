@@ -7,11 +7,12 @@
 use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -21,8 +22,9 @@ use tonic::transport::server::Connected;
 use crate::limits;
 use crate::store::clock::Clock;
 
+use super::frames::Frames;
 use super::receive::ConnectionRoom;
-use super::unread::{ConnectionUnread, Frames, Unread};
+use super::unread::{ConnectionUnread, Unread};
 
 /// How long until the next try when no connection can be taken.
 const ACCEPT_INTERVAL_MS: u64 = 1000;
@@ -34,6 +36,30 @@ pub(super) struct ConnectionShare {
     pub(super) receive: Arc<ConnectionRoom>,
     /// What has come and is not read.
     pub(super) unread: Arc<ConnectionUnread>,
+    /// Whether it is to end.
+    pub(super) cut: Arc<Cut>,
+}
+
+/// Ends a connection whose client leaves unread what others need the room for.
+#[derive(Default)]
+pub(super) struct Cut {
+    is_cut: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Cut {
+    pub(super) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Release);
+        self.task.wake();
+    }
+
+    pub(super) fn check(&self, context: &Context<'_>) -> Result<()> {
+        self.task.register(context.waker());
+        if self.is_cut.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::TimedOut, "the client does not read what it is sent"));
+        }
+        Ok(())
+    }
 }
 
 /// What all connections share.
@@ -95,7 +121,8 @@ async fn next_connection(listener: &TcpListener, clock: &Clock) -> TcpStream {
 impl Connection {
     fn new(stream: TcpStream, clock: &Clock, all: &All, counted: Option<OwnedSemaphorePermit>) -> Self {
         let receive = Arc::new(ConnectionRoom::new(Arc::clone(&all.connections)));
-        let share = ConnectionShare { receive, unread: ConnectionUnread::new(Arc::clone(&all.unread)) };
+        let unread = ConnectionUnread::new(Arc::clone(&all.unread));
+        let share = ConnectionShare { receive, unread, cut: Arc::default() };
         let deadline_ms = clock.now_ms().saturating_add(limits::GRPC_GREETING_MS_MAX);
         let silence = Some((timer(clock, deadline_ms), limits::GRPC_GREETING_BYTES));
         Self { stream, share, silence, frames: Frames::new(), paused: None, clock: clock.clone(), _counted: counted }
@@ -136,11 +163,14 @@ fn give_way(read_bytes: usize, context: &mut Context<'_>) {
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        self.share.cut.check(context)?;
         if let Some((timer, _)) = &mut self.silence
             && timer.as_mut().poll(context).is_ready()
         {
             return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not begin to speak HTTP/2")));
         }
+        // What has come whole before this is with its readers.
+        self.share.unread.settle(self.frames.partial());
         ready!(self.poll_may_read(context))?;
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
@@ -155,6 +185,7 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        self.share.cut.check(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -163,6 +194,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         slices: &[std::io::IoSlice<'_>],
     ) -> Poll<Result<usize>> {
+        self.share.cut.check(context)?;
         Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 

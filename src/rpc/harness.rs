@@ -2,8 +2,8 @@
 //!
 //! A stream takes requests and sends answers in one task, which keeps the answers that are not durable yet: so whatever has come
 //! is taken at once, and all of its answers leave together. A client that does not read its answers is not read from, nor is one
-//! with [`limits::STREAM_ANSWERS_OUTSTANDING_MAX`] of them to come. A bad event is answered; only what is no message at all ends a
-//! stream.
+//! with [`limits::STREAM_ANSWERS_OUTSTANDING_MAX`] of them to come. A bad event is answered, and so is what is no event at all; only
+//! what has no number ends a stream.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ use crate::store::report::{Answer, Reply};
 use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
-use super::receive::{Messages, messages};
+use super::receive::{HeldRoom, Messages, Received, messages};
 use super::turns::Turn;
 use super::{OpenStream, Shared, convert, draining, ended_message, refused};
 
@@ -52,14 +52,14 @@ struct Outgoing {
     position: Position,
     /// When the request came, in the clock's microseconds; none: nobody asked.
     arrived_us: Option<u64>,
-    _room: AnswerRoom,
+    /// What it holds.
+    bytes: usize,
+    room: AnswerRoom,
 }
 
-/// Room for an answer: of the service's, if the stream has used up its own.
+/// Room for what an answer holds: of the service's, if the stream has used up its own.
 #[derive(Default)]
-struct AnswerRoom(
-    #[expect(dead_code, reason = "it gives the room back when it is dropped")] Option<OwnedSemaphorePermit>,
-);
+struct AnswerRoom(Option<OwnedSemaphorePermit>);
 
 /// One stream of reports.
 struct ReportStream {
@@ -69,6 +69,8 @@ struct ReportStream {
     notices: mpsc::Receiver<Notice>,
     /// In the order of their requests.
     outgoing: VecDeque<Outgoing>,
+    /// What they hold.
+    outgoing_bytes: usize,
     /// No more requests are taken; the stream ends so when all answers have left.
     end: Option<Result<(), Status>>,
     turn: Turn,
@@ -99,9 +101,10 @@ impl v1::harness_service_server::HarnessService for Harness {
 
     async fn report_batch(
         &self,
-        request: Request<v1::ReportBatchRequest>,
+        mut request: Request<v1::ReportBatchRequest>,
     ) -> Result<Response<v1::ReportBatchResponse>, Status> {
         let arrived_us = self.shared.store.clock().now_us();
+        let room = request.extensions_mut().remove::<HeldRoom>();
         let requests = request.into_inner().requests;
         if requests.len() > limits::BATCH_REQUESTS_MAX {
             let message = format!("{} requests, more than {} in one batch", requests.len(), limits::BATCH_REQUESTS_MAX);
@@ -110,7 +113,10 @@ impl v1::harness_service_server::HarnessService for Harness {
         let mut answers = Vec::with_capacity(requests.len());
         let mut last = Position::default();
         // All at once: batches that each held some and waited for more would wait for each other.
+        // Their answers first: who waits for that holds nothing that others wait for.
+        let _answers = self.shared.batch_answers(&requests).await;
         let _in_flight = self.shared.in_flight(requests.iter().map(weight).sum()).await;
+        drop(room);
         let (clock, mut turn, mut answers_bytes) = (self.shared.store.clock(), Turn::default(), 0);
         for request in requests {
             let begun_us = clock.now_us();
@@ -148,6 +154,7 @@ impl ReportStream {
             requests,
             notices,
             outgoing,
+            outgoing_bytes: 0,
             end: None,
             turn: Turn::default(),
             _open: open,
@@ -165,6 +172,7 @@ impl ReportStream {
             let first = self.outgoing.front().map(|first| first.position);
             if first.is_some_and(|position| self.shared.store.is_durable(position)) {
                 let first = self.outgoing.pop_front()?;
+                self.outgoing_bytes -= first.bytes;
                 if let Some(arrived_us) = first.arrived_us {
                     self.shared.answered_durably(arrived_us);
                 }
@@ -187,15 +195,14 @@ impl ReportStream {
                 Some(notice) = self.notices.recv(), if takes => {
                     // It says what is known now, which may be more than the record that it comes from.
                     let position = self.shared.store.last_position();
-                    let response = noticed(&self.shared, &notice);
-                    self.outgoing.extend(response.map(|response| {
-                        Outgoing { response, position, arrived_us: None, _room: room.unwrap_or_default() }
-                    }));
+                    if let Some(response) = noticed(&self.shared, &notice) {
+                        self.put(Outgoing::new(response, position, None), room);
+                    }
                 }
-                request = self.requests.message(), if takes => match request {
+                request = self.requests.request(), if takes => match request {
                     Ok(Some(request)) => {
                         let answer = self.answered(request).await;
-                        self.outgoing.push_back(Outgoing { _room: room.unwrap_or_default(), ..answer });
+                        self.put(answer, room);
                     }
                     Ok(None) => self.end = Some(Ok(())),
                     // What is no message cannot be answered with a sequence number.
@@ -210,27 +217,65 @@ impl ReportStream {
 }
 
 impl ReportStream {
-    async fn answered(&mut self, request: v1::ReportRequest) -> Outgoing {
+    async fn answered(&mut self, request: Received) -> Outgoing {
         let Self { shared, reporter, turn, .. } = self;
         let clock = shared.store.clock();
         let arrived_us = clock.now_us();
         turn.give_way(&shared.lanes, arrived_us).await;
-        let _in_flight = shared.in_flight(weight(&request)).await;
-        let (answer, position) = shared.answer(Some(*reporter), request).await;
+        let (answer, position) = match request {
+            Received::Request(request) => {
+                let _in_flight = shared.in_flight(weight(&request)).await;
+                shared.answer(Some(*reporter), request).await
+            }
+            Received::Refused(request_seq, refusal) => {
+                (shared.answer_message(request_seq, Reply::Refused(refusal), None), Position::default())
+            }
+        };
         turn.worked(arrived_us, clock.now_us());
         let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
-        Outgoing { response, position, arrived_us: Some(arrived_us), _room: AnswerRoom::default() }
+        Outgoing::new(response, position, Some(arrived_us))
     }
 
-    /// Room for one more answer: some are free for each stream, the others of the service's.
+    /// Room for one more answer, however much it will hold: some are free for each stream, the others of the service's.
     fn room(&self) -> Option<AnswerRoom> {
-        match self.outgoing.len() {
-            0..limits::STREAM_ANSWERS_FREE => Some(AnswerRoom::default()),
-            limits::STREAM_ANSWERS_FREE..limits::STREAM_ANSWERS_OUTSTANDING_MAX => {
-                Arc::clone(&self.shared.answers).try_acquire_owned().ok().map(|room| AnswerRoom(Some(room)))
-            }
-            _ => None,
+        let (answers, bytes) = (self.outgoing.len(), self.outgoing_bytes);
+        if answers < limits::STREAM_ANSWERS_FREE && bytes < limits::STREAM_ANSWERS_FREE_BYTES {
+            return Some(AnswerRoom::default());
         }
+        let most = u32::try_from(limits::ANSWER_BYTES_MAX).unwrap_or(u32::MAX);
+        let has_place = answers < limits::STREAM_ANSWERS_OUTSTANDING_MAX;
+        let room = has_place.then(|| Arc::clone(&self.shared.answers).try_acquire_many_owned(most).ok()).flatten();
+        room.map(|room| AnswerRoom(Some(room)))
+    }
+
+    /// Puts an answer where it waits until it may leave, with as much room as it needs.
+    fn put(&mut self, mut answer: Outgoing, room: Option<AnswerRoom>) {
+        answer.room = room.unwrap_or_default();
+        answer.room.shrink(answer.bytes);
+        self.outgoing_bytes += answer.bytes;
+        self.outgoing.push_back(answer);
+    }
+}
+
+impl AnswerRoom {
+    /// Gives back what is not needed.
+    fn shrink(&mut self, needed: usize) {
+        if let Some(room) = &mut self.0 {
+            drop(room.split(room.num_permits().saturating_sub(needed)));
+        }
+    }
+}
+
+impl Outgoing {
+    fn new(response: v1::ReportResponse, position: Position, arrived_us: Option<u64>) -> Self {
+        let lists = match &response.response {
+            Some(report_response::Response::Answer(answer)) => answer.seal.as_ref().map_or(0, |seal| {
+                seal.missing.len() * size_of::<v1::MissingCall>() + seal.agents_without_list.len() * size_of::<String>()
+            }),
+            Some(report_response::Response::Notice(_)) | None => 0,
+        };
+        let bytes = size_of::<Self>() + response.encoded_len() + lists;
+        Self { response, position, arrived_us, bytes, room: AnswerRoom::default() }
     }
 }
 
@@ -247,6 +292,14 @@ impl Shared {
         self.store.telemetry().durable_answer(Duration::from_micros(took_us));
     }
 
+    /// Room for the answers to these requests, until all are durable and leave together.
+    async fn batch_answers(&self, requests: &[v1::ReportRequest]) -> Option<OwnedSemaphorePermit> {
+        let seals = requests.iter().filter(|request| is_seal(request.event.as_ref())).count();
+        let lists = (seals * limits::ANSWER_BYTES_MAX).min(limits::BATCH_LISTS_BYTES_MAX + limits::ANSWER_BYTES_MAX);
+        let bytes = requests.len() * limits::BATCH_ANSWER_BYTES + lists;
+        Arc::clone(&self.answers).acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX)).await.ok()
+    }
+
     async fn in_flight(&self, bytes: usize) -> Option<InFlight> {
         let permit = self.store.permit(bytes).await?;
         Some(InFlight { _permit: permit, _held: self.store.telemetry().in_flight(bytes) })
@@ -256,7 +309,7 @@ impl Shared {
     async fn answer(&self, reporter: Option<ReporterId>, request: v1::ReportRequest) -> (v1::Answer, Position) {
         let request_seq = request.request_seq;
         let about = convert::report::rollout_ref(request.rollout.as_ref());
-        let is_seal = matches!(request.event, Some(report_request::Event::Seal(_) | report_request::Event::Finish(_)));
+        let is_seal = is_seal(request.event.as_ref());
         let describe = |rollout: &mut Rollout, call: Option<(CallIndex, Verdict)>| {
             let seal = is_seal.then(|| convert::answer::seal_status(rollout));
             let forest = &rollout.facts().forest;
@@ -340,6 +393,11 @@ fn noticed(shared: &Shared, notice: &Notice) -> Option<v1::ReportResponse> {
     Some(v1::ReportResponse { response: Some(report_response::Response::Notice(notice)) })
 }
 
+/// Whether the answer says what is missing.
+fn is_seal(event: Option<&report_request::Event>) -> bool {
+    matches!(event, Some(report_request::Event::Seal(_) | report_request::Event::Finish(_)))
+}
+
 /// Bytes that a request is reckoned with: as it was sent, and what its parts take besides.
 fn weight(request: &v1::ReportRequest) -> usize {
     const REST_BYTES: usize = 512;
@@ -367,44 +425,5 @@ fn weight(request: &v1::ReportRequest) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::pin::pin;
-
-    use futures_util::FutureExt;
-    use tokio::sync::watch;
-    use v1::harness_service_server::HarnessService;
-
-    use super::*;
-    use crate::log::memory::MemoryLog;
-    use crate::store::clock::Clock;
-    use crate::store::{Store, StoreOptions};
-    use crate::telemetry::{Readiness, Telemetry};
-
-    /// Batches that each held room for some of their requests and waited for more would wait for each other for ever.
-    #[tokio::test]
-    async fn a_batch_begins_when_there_is_room_for_all_of_it() {
-        let log = Arc::new(MemoryLog::forgetting());
-        let options =
-            StoreOptions { clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 20 };
-        // Nobody answers the commands, so that a batch stops where it asks for its first rollout.
-        let (store, mut commands) = Store::new(options);
-        store.open_log(log, Position::default());
-        let shared = Shared::new(
-            Arc::clone(&store),
-            Arc::new(watch::Sender::new(false)),
-            Arc::new(Readiness::starting("a test")),
-        );
-        let harness = Harness::new(shared);
-        let request = || v1::ReportRequest {
-            rollout: Some(v1::RolloutRef { run_id: "run".into(), rollout_id: "x".into(), ..v1::RolloutRef::default() }),
-            event: Some(report_request::Event::Heartbeat(v1::Heartbeat {})),
-            ..v1::ReportRequest::default()
-        };
-        let batch = || Request::new(v1::ReportBatchRequest { requests: vec![request(), request()] });
-        let _taken = store.permit(limits::IN_FLIGHT_BYTES_MAX - 3 * weight(&request())).await;
-        let (mut one, mut two) = (pin!(harness.report_batch(batch())), pin!(harness.report_batch(batch())));
-        assert!(one.as_mut().now_or_never().is_none() && two.as_mut().now_or_never().is_none());
-        assert!(commands.try_recv().is_ok(), "the first has room");
-        assert!(commands.try_recv().is_err(), "the second has room for one request, not for both");
-    }
-}
+#[path = "harness_tests.rs"]
+mod tests;

@@ -7,8 +7,10 @@
 mod admin;
 mod connection;
 pub mod convert;
+mod frames;
 mod gate;
 mod harness;
+mod headers;
 mod inspect;
 mod outgoing;
 mod receive;
@@ -39,6 +41,7 @@ use crate::proto::{FILE_DESCRIPTOR_SET, v1};
 use crate::store::Store;
 use crate::telemetry::{Readiness, Ready};
 
+pub use outgoing::TrainersRoom;
 pub use turns::Lanes;
 
 /// What all services share.
@@ -52,8 +55,10 @@ pub struct Shared {
     pub drain: Arc<watch::Sender<bool>>,
     /// Streams of reports, subscriptions and watches that are open.
     pub streams: OpenStreams,
-    /// Room for answers that have not left, beyond what each stream may have.
+    /// Room for bytes of answers that have not left, beyond what each stream may have.
     pub answers: Arc<Semaphore>,
+    /// Room for what is on its way to trainers.
+    pub trainers: TrainersRoom,
     /// Whether the service takes work.
     pub readiness: Arc<Readiness>,
     /// Where streams that have much to do wait for each other.
@@ -95,9 +100,11 @@ impl Shared {
     /// What all services share before a store; `drain` is set when the service is to stop.
     #[must_use]
     pub fn new(store: Arc<Store>, drain: Arc<watch::Sender<bool>>, readiness: Arc<Readiness>) -> Self {
-        let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_MAX));
+        let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_BYTES_MAX));
+        let trainers = TrainersRoom::new(limits::TRAINERS_BYTES_OUTSTANDING_MAX, store.clock().clone());
         Self {
             store,
+            trainers,
             draining: drain.subscribe(),
             drain,
             streams: OpenStreams::default(),
@@ -175,12 +182,14 @@ pub async fn serve(
         // A peer that is gone without a word is noticed, and its leases end.
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        // Nothing waits with headers that nobody reads.
+        .layer(headers::HeadersLayer)
         // Requests and streams that end with a refusal, by its reason.
         .layer(refusals::RefusalsLayer::new(Arc::clone(shared.store.telemetry())))
-        // While the log is read nobody is served.
-        .layer(gate::GateLayer::new(Arc::clone(&shared.readiness)))
         // What has come of messages that are not whole, however long they say they are.
         .layer(receive::ReceiveLayer::new(clock.clone()))
+        // While the log is read nobody is served.
+        .layer(gate::GateLayer::new(Arc::clone(&shared.readiness)))
         .add_service(health_service)
         .add_service(reflection)
         .add_service(older_reflection)

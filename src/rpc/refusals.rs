@@ -1,7 +1,8 @@
-//! Counts requests and streams that end with a refusal, by its reason.
+//! Counts requests and streams that end with a refusal, by its reason, and sees to it that there is one.
 //!
-//! Every such end passes here as a status, whichever service it comes from. An answer that says "refused" is no such end: those
-//! are counted where answers are made.
+//! Every such end passes here as a status, whichever service it comes from. What the transport refuses for itself (a message that
+//! means nothing, a method that is not there) has no reason, and gets it here. An answer that says "refused" is no such end:
+//! those are counted where answers are made.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,15 +11,16 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, Request, Response};
+use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower::{Layer, Service};
 
-use crate::error::Reason;
+use crate::error::{Reason, Refusal};
 use crate::telemetry::Telemetry;
 
+use super::refused;
 use super::status::DOMAIN;
 
 /// Has what a service answers looked at.
@@ -84,7 +86,7 @@ where
             let mut response = response.await?;
             let held = response.extensions_mut().remove::<UntilSent>();
             // Without a message, the status stands before the body.
-            count(&telemetry, response.headers());
+            pass(&telemetry, response.headers_mut(), Stands::BeforeTheBody);
             Ok(response.map(|body| Body::new(Counted { body, telemetry, _held: held })))
         })
     }
@@ -95,11 +97,11 @@ impl http_body::Body for Counted {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        if let Some(Ok(frame)) = &frame
-            && let Some(trailers) = frame.trailers_ref()
+        let mut frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if let Some(Ok(frame)) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
         {
-            count(&self.telemetry, trailers);
+            pass(&self.telemetry, trailers, Stands::AfterIt);
         }
         Poll::Ready(frame)
     }
@@ -113,11 +115,44 @@ impl http_body::Body for Counted {
     }
 }
 
-/// Counts the refusal that these headers say, if they say one.
-fn count(telemetry: &Telemetry, headers: &HeaderMap) {
-    let info = Status::from_header_map(headers).and_then(|status| status.get_details_error_info());
-    let reason = info.filter(|info| info.domain == DOMAIN).and_then(|info| Reason::named(&info.reason));
+/// Where a status stands.
+#[derive(Clone, Copy)]
+enum Stands {
+    /// The request was answered with nothing else.
+    BeforeTheBody,
+    AfterIt,
+}
+
+/// Counts the refusal that these headers say, if they say one, and gives it a reason if it has none.
+fn pass(telemetry: &Telemetry, headers: &mut HeaderMap, stands: Stands) {
+    let Some(status) = Status::from_header_map(headers).filter(|status| status.code() != Code::Ok) else { return };
+    let reason = match status.get_details_error_info().filter(|info| info.domain == DOMAIN) {
+        Some(info) => Reason::named(&info.reason),
+        None => of_the_transport(&status, stands).map(|refusal| {
+            let reason = refusal.reason;
+            // A refusal's texts are such that they stand in headers, encoded.
+            let _ = refused(refusal).add_header(headers);
+            reason
+        }),
+    };
     if let Some(reason) = reason {
         telemetry.refused(reason);
+    }
+}
+
+/// What the transport refused for itself; none: that the client gave up, or what other services say in their own words.
+fn of_the_transport(status: &Status, stands: Stands) -> Option<Refusal> {
+    let said = status.message();
+    match (status.code(), stands) {
+        (Code::Unimplemented, _) if said.is_empty() => {
+            Some(Refusal::new(Reason::NotInThisRelease, "this release does not have this method"))
+        }
+        (Code::Unimplemented, _) => Some(Refusal::new(Reason::NotInThisRelease, said)),
+        (Code::Internal, Stands::BeforeTheBody) => {
+            let message = format!("what came is no message of this contract: {said}");
+            Some(Refusal::new(Reason::InvalidValue, message).field("request"))
+        }
+        (Code::Internal, Stands::AfterIt) => Some(Refusal::new(Reason::Internal, said)),
+        (_, _) => None,
     }
 }

@@ -3,8 +3,9 @@
 //! A subscription has a reader task, which turns requests into commands, and a writer task, which gathers the rows of one unit at
 //! a time and sends them in parts. A stream that ends, from either side, gives its units back to the consumer group.
 //! Acknowledgements that have no answer yet are bounded for each stream, so that no trainer fills its own line or everybody's: it
-//! is not read from while it does not read, and let go if it never does.
+//! is not read from while it does not read, and let go if it never does; nor does it keep room that others wait for.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Reason, Refusal};
+use crate::forest::plan::PolicyPlan;
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::limits;
 use crate::proto::v1::{self, subscribe_request, subscribe_response};
@@ -20,9 +22,10 @@ use crate::queue::{ConsumerId, UnitId, UnitKind};
 use crate::rollout::run_settings::Unit;
 use crate::store::sequencer::{AckOutcome, Command, Subscription, ToConsumer, UnitDelivery};
 
+use super::connection::ConnectionShare;
 use super::convert::fields::{duration_ms, identifier, optional_identifier};
 use super::convert::parts::{UnitHead, UnitParts, UnitRows};
-use super::convert::rows::RowIdentity;
+use super::convert::rows::{RowIdentity, TOKEN_BYTES};
 use super::convert::trainer as messages;
 use super::outgoing::{self, Outgoing, Responses};
 use super::receive::{self, Messages};
@@ -50,8 +53,11 @@ impl v1::trainer_service_server::TrainerService for Trainer {
         &self,
         request: Request<Streaming<v1::SubscribeRequest>>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let (outgoing, responses) = outgoing::stream();
-        tokio::spawn(serve(self.shared.clone(), receive::messages(request)?, outgoing));
+        let connection = request.extensions().get::<ConnectionShare>().map(|share| Arc::clone(&share.cut));
+        let requests = receive::messages(request)?;
+        let (outgoing, guard, responses) = outgoing::stream(&self.shared.trainers);
+        tokio::spawn(guard.watch(too_slow(), connection));
+        tokio::spawn(serve(self.shared.clone(), requests, outgoing));
         Ok(Response::new(responses))
     }
 
@@ -139,7 +145,7 @@ async fn serve(shared: Shared, mut requests: Messages<v1::SubscribeRequest>, out
         Ok(joined) => joined,
         Err(status) => {
             // Who is gone does not want the reason.
-            outgoing.end(status).await;
+            outgoing.end(status);
             return;
         }
     };
@@ -157,6 +163,10 @@ async fn serve(shared: Shared, mut requests: Messages<v1::SubscribeRequest>, out
     }
     leaving.store(true, Ordering::Relaxed);
     shared.store.command(Command::Leave(consumer)).await;
+    if let End::Broken(Some(status)) = &end {
+        // It may not read what waits, and then nothing else would end.
+        outgoing.cut(status.clone());
+    }
     let status = match end {
         End::Broken(status) | End::Over(status) => {
             // The sequencing task has let go of the line, so the writer comes to its end.
@@ -167,7 +177,7 @@ async fn serve(shared: Shared, mut requests: Messages<v1::SubscribeRequest>, out
         End::LetGo(Wrote::All) => Some(too_slow()),
     };
     if let Some(status) = status {
-        outgoing.end(status).await;
+        outgoing.end(status);
     }
 }
 
@@ -382,7 +392,7 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Outgoing) -> Wrote 
             Some(ToConsumer::Ended(refusal)) => {
                 // What it comes from may not be durable yet.
                 shared.store.durable(shared.store.last_position()).await;
-                outgoing.end(refused(refusal)).await;
+                outgoing.end(refused(refusal));
                 false
             }
         };
@@ -396,7 +406,7 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Outgoing) -> Wrote 
 }
 
 async fn send(outgoing: &Outgoing, response: subscribe_response::Response) -> bool {
-    outgoing.send(v1::SubscribeResponse { response: Some(response) }).await
+    outgoing.send(v1::SubscribeResponse { response: Some(response) }, None).await
 }
 
 /// Sends what became of units, in messages of bounded size.
@@ -452,16 +462,32 @@ async fn send_unit(shared: &Shared, delivery: UnitDelivery, outgoing: &Outgoing)
         unit_tokens: tokens,
         seek_count: 0,
     };
-    let planned = match rows.only {
+    let planned: Vec<_> = match rows.only {
         Some((plan, row)) => rows.plans.get(plan).map(|plan| (plan.clone(), row..row + 1)).into_iter().collect(),
         None => rows.plans.iter().map(|plan| (plan.clone(), 0..plan.rows.len())).collect(),
+    };
+    let room = match large_row_bytes(&planned) {
+        None => None,
+        Some(bytes) => match outgoing.unit_room(bytes).await {
+            None => return false,
+            room => room,
+        },
     };
     let identity = RowIdentity { run: rows.about.run, rollout: rows.about.rollout, attempt: rows.about.attempt };
     let rows = UnitRows { rollout: rows.rollout, identity, finalised_unix_ms: rows.finalised_unix_ms, planned };
     for part in UnitParts::new(&head, rows) {
-        if !send(outgoing, subscribe_response::Response::UnitPart(part)).await {
+        let response = Some(subscribe_response::Response::UnitPart(part));
+        if !outgoing.send(v1::SubscribeResponse { response }, room.as_ref()).await {
             return false;
         }
     }
     true
+}
+
+/// Bytes of the longest of these rows; none if all of them together fit into what each trainer may have for itself.
+fn large_row_bytes(planned: &[(Arc<PolicyPlan>, Range<usize>)]) -> Option<usize> {
+    let rows = || planned.iter().flat_map(|(plan, range)| plan.rows.get(range.clone()).unwrap_or_default());
+    let bytes = |tokens: u32| tokens as usize * TOKEN_BYTES;
+    let all: usize = rows().map(|row| bytes(row.tokens)).sum();
+    (all > limits::TRAINER_BYTES_FREE).then(|| rows().map(|row| bytes(row.tokens)).max().unwrap_or(0))
 }

@@ -5,16 +5,23 @@
 //! while it is more than [`limits::UNREAD_BYTES_MAX`] over all, a connection with more than
 //! [`limits::UNREAD_CONNECTION_FREE_BYTES`] of it is not read from. One that stays so for [`limits::UNREAD_MS_MAX`] ends.
 //!
-//! The count follows the frames of HTTP/2: payload counts from its arrival, that of DATA until a request's reader takes it, of
-//! any other frame until it is whole. Padding, and what was sent to streams that ended early, is forgotten when the connection has
-//! no request left; until then it counts.
+//! The count follows the frames of HTTP/2 ([`super::frames`]): payload without padding counts from its arrival, that of DATA until a request's reader
+//! takes it, of any other frame until it is whole. A reader that lets go takes what has come for it, so what is sent to requests
+//! that are given up does not count. What still comes for them afterwards is dropped by the transport, unseen; it is forgotten as
+//! soon as each reader of the connection waits for more and none is woken, for then nothing is unread. (A request that the
+//! transport refuses by itself never gets a reader, and then it is forgotten when no reader is left.)
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::Context;
+use std::task::{Context, Poll, Wake, Waker};
 
+use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use http_body::{Body as _, Frame};
 use parking_lot::Mutex;
+use tonic::Status;
+use tonic::body::Body;
 
 use crate::limits;
 
@@ -31,18 +38,44 @@ pub(super) struct ConnectionUnread {
     all: Arc<Unread>,
     bytes: AtomicUsize,
     readers: AtomicUsize,
+    /// Requests that have begun, less those whose reader waits for more, or is gone: for each of these there may be bytes.
+    busy: AtomicUsize,
     waiting: AtomicWaker,
     /// Whether it stands among those that wait.
     is_listed: AtomicBool,
 }
 
 /// Who reads one request's body.
-pub(super) struct Reader(Arc<ConnectionUnread>);
+pub(super) struct Reader {
+    state: Arc<ReaderState>,
+    waker: Waker,
+}
+
+/// Whether there may be something to read.
+struct ReaderState {
+    connection: Arc<ConnectionUnread>,
+    /// One of those below.
+    now: AtomicU8,
+    task: AtomicWaker,
+}
+
+/// It is about to read, or does something else.
+const BUSY: u8 = 0;
+/// It has read all there was, and waits for more.
+const QUIET: u8 = 1;
+/// It was woken.
+const WOKEN: u8 = 2;
+/// Nothing more comes, or it has let go; so it stays.
+const GONE: u8 = 3;
+
+/// A reader that lets go reads no more than this: what its stream's window lets through, and once more.
+const DRAINED_BYTES_MAX: usize = 2 * limits::HTTP2_STREAM_WINDOW_BYTES as usize;
 
 impl ConnectionUnread {
     pub(super) fn new(all: Arc<Unread>) -> Arc<Self> {
-        let (bytes, readers, is_listed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Self { all, bytes, readers, waiting: AtomicWaker::new(), is_listed })
+        let zero = || AtomicUsize::new(0);
+        let (bytes, readers, busy) = (zero(), zero(), zero());
+        Arc::new(Self { all, bytes, readers, busy, waiting: AtomicWaker::new(), is_listed: AtomicBool::new(false) })
     }
 
     /// So much has come.
@@ -67,10 +100,28 @@ impl ConnectionUnread {
         }
     }
 
-    /// A request's body is read from now on.
+    /// A request has begun, whose body somebody will read.
+    pub(super) fn begun(&self) {
+        self.busy.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The body of a request that has begun is read from now on.
     pub(super) fn reader(self: &Arc<Self>) -> Reader {
         self.readers.fetch_add(1, Ordering::Relaxed);
-        Reader(Arc::clone(self))
+        let state = ReaderState { connection: Arc::clone(self), now: AtomicU8::new(BUSY), task: AtomicWaker::new() };
+        let state = Arc::new(state);
+        Reader { waker: Waker::from(Arc::clone(&state)), state }
+    }
+
+    /// Forgets what nobody can read any more. To be called while all frames that have come whole are with their readers; of
+    /// one that has not, so much has come.
+    pub(super) fn settle(&self, partial: usize) {
+        if self.busy.load(Ordering::Acquire) == 0 {
+            let bytes = self.bytes.load(Ordering::Relaxed);
+            if bytes > partial {
+                self.taken(bytes - partial);
+            }
+        }
     }
 
     /// Whether the connection may be read from. If not, the task is woken when that may have changed.
@@ -98,144 +149,87 @@ impl Drop for ConnectionUnread {
 }
 
 impl Reader {
-    /// So much was read.
+    /// Reads from the body. What is read counts until it is said to be taken.
+    pub(super) fn poll_frame(
+        &self,
+        body: &mut Body,
+        context: &Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.state.task.register(context.waker());
+        self.state.becomes(BUSY);
+        let frame = Pin::new(body).poll_frame(&mut Context::from_waker(&self.waker));
+        match &frame {
+            Poll::Ready(Some(Ok(_))) => {}
+            // Nothing more comes.
+            Poll::Ready(Some(Err(_)) | None) => self.state.becomes(GONE),
+            Poll::Pending => self.state.rests(),
+        }
+        frame
+    }
+
+    /// So much of what was read is done with.
     pub(super) fn taken(&self, bytes: usize) {
-        self.0.taken(bytes);
+        self.state.connection.taken(bytes);
+    }
+
+    /// Reads what has come, for nobody.
+    pub(super) fn drain(&self, body: &mut Body) {
+        if self.state.now.load(Ordering::Acquire) == GONE {
+            return;
+        }
+        let mut drained = 0;
+        while drained < DRAINED_BYTES_MAX
+            && let Poll::Ready(Some(Ok(frame))) = self.poll_frame(body, &Context::from_waker(Waker::noop()))
+        {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            self.taken(bytes);
+            drained += bytes;
+        }
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if self.0.readers.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.0.taken(usize::MAX);
+        self.state.becomes(GONE);
+        if self.state.connection.readers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.state.connection.taken(usize::MAX);
         }
     }
 }
 
-/// The first bytes of a connection, before its frames.
-const PREFACE_BYTES: usize = 24;
-/// Bytes before each frame's payload: its length (three), its type, flags, and its stream.
-const FRAME_HEADER_BYTES: usize = 9;
-/// The type of a frame of DATA.
-const DATA: u8 = 0;
+impl ReaderState {
+    /// Between two steps it is counted too often rather than too seldom.
+    fn becomes(&self, now: u8) {
+        let busy = &self.connection.busy;
+        busy.fetch_add(1, Ordering::AcqRel);
+        // The transport may wake it when it has long gone.
+        let was = self.now.fetch_update(Ordering::AcqRel, Ordering::Acquire, |was| (was != GONE).then_some(now));
+        let surplus = match was {
+            Ok(was) => usize::from(was != QUIET) + usize::from(now == GONE),
+            Err(_) => 1,
+        };
+        busy.fetch_sub(surplus, Ordering::AcqRel);
+    }
 
-/// Where in the framing of HTTP/2 a connection stands.
-pub(super) struct Frames {
-    preface_left: usize,
-    header: [u8; FRAME_HEADER_BYTES],
-    header_bytes: usize,
-    payload_left: usize,
+    /// It has read all there was, unless it was woken meanwhile.
+    fn rests(&self) {
+        if self.now.compare_exchange(BUSY, QUIET, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.connection.busy.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
 }
 
-impl Frames {
-    pub(super) fn new() -> Self {
-        Self { preface_left: PREFACE_BYTES, header: [0; FRAME_HEADER_BYTES], header_bytes: 0, payload_left: 0 }
+impl Wake for ReaderState {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
     }
 
-    /// Takes what has come into account.
-    pub(super) fn follow(&mut self, mut bytes: &[u8], unread: &ConnectionUnread) {
-        let skipped = bytes.len().min(self.preface_left);
-        self.preface_left -= skipped;
-        bytes = &bytes[skipped..];
-        // Whole frames that are not DATA come and are gone.
-        let (mut came, mut gone) = (0, 0);
-        while !bytes.is_empty() {
-            let taken = if self.header_bytes < FRAME_HEADER_BYTES {
-                let taken = bytes.len().min(FRAME_HEADER_BYTES - self.header_bytes);
-                self.header[self.header_bytes..][..taken].copy_from_slice(&bytes[..taken]);
-                self.header_bytes += taken;
-                self.payload_left = self.payload_bytes();
-                taken
-            } else {
-                let taken = bytes.len().min(self.payload_left);
-                self.payload_left -= taken;
-                came += taken;
-                taken
-            };
-            bytes = &bytes[taken..];
-            if self.header_bytes == FRAME_HEADER_BYTES && self.payload_left == 0 {
-                let [_, _, _, kind, ..] = self.header;
-                gone += if kind == DATA { 0 } else { self.payload_bytes() };
-                self.header_bytes = 0;
-            }
-        }
-        unread.came(came);
-        if gone > 0 {
-            unread.taken(gone);
-        }
-    }
-
-    fn payload_bytes(&self) -> usize {
-        let [high, middle, low, ..] = self.header;
-        u32::from_be_bytes([0, high, middle, low]) as usize
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.becomes(WOKEN);
+        self.task.wake();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::task::Waker;
-
-    use super::*;
-
-    fn frame(kind: u8, payload: usize) -> Vec<u8> {
-        let length = u32::try_from(payload).unwrap_or_default().to_be_bytes();
-        let mut bytes = vec![length[1], length[2], length[3], kind, 0, 0, 0, 0, 1];
-        bytes.resize(FRAME_HEADER_BYTES + payload, 7);
-        bytes
-    }
-
-    fn of(connection: &ConnectionUnread) -> (usize, usize) {
-        (connection.bytes.load(Ordering::Relaxed), connection.all.bytes.load(Ordering::Relaxed))
-    }
-
-    #[test]
-    fn data_counts_until_it_is_read_and_other_frames_until_they_are_whole() {
-        let mut bytes = vec![b'P'; PREFACE_BYTES];
-        bytes.extend(frame(4, 30));
-        bytes.extend(frame(DATA, 70_000));
-        bytes.extend(frame(DATA, 0));
-        bytes.extend(frame(8, 4));
-        bytes.extend(&frame(1, 100)[..FRAME_HEADER_BYTES + 60]);
-        for size in [1, 3, 8, 9, 10, 1000, bytes.len()] {
-            let unread = ConnectionUnread::new(Arc::default());
-            let mut frames = Frames::new();
-            bytes.chunks(size).for_each(|chunk| frames.follow(chunk, &unread));
-            assert_eq!(of(&unread), (70_060, 70_060), "in pieces of {size}");
-            let (one, two) = (unread.reader(), unread.reader());
-            one.taken(50_000);
-            assert_eq!(of(&unread), (20_060, 20_060));
-            drop(one);
-            assert_eq!(of(&unread), (20_060, 20_060), "the other may still read it");
-            drop(two);
-            assert_eq!(of(&unread), (0, 0));
-        }
-    }
-
-    #[test]
-    fn only_who_has_sent_much_waits_and_is_woken_when_there_is_less() {
-        let all = Arc::new(Unread::default());
-        let (much, little) = (ConnectionUnread::new(Arc::clone(&all)), ConnectionUnread::new(Arc::clone(&all)));
-        much.came(limits::UNREAD_BYTES_MAX + 1);
-        little.came(limits::UNREAD_CONNECTION_FREE_BYTES);
-        let woken = Arc::new(Woken::default());
-        let waker = Waker::from(Arc::clone(&woken));
-        let context = Context::from_waker(&waker);
-        assert!(little.may_read(&context) && !much.may_read(&context) && !much.may_read(&context));
-        assert_eq!(all.waiting.lock().len(), 1, "however often it asks");
-        drop(little);
-        assert_eq!(woken.0.load(Ordering::Relaxed), 0, "there is still too much");
-        much.reader().taken(1);
-        assert!(woken.0.load(Ordering::Relaxed) > 0 && much.may_read(&context));
-        drop(much);
-        assert_eq!(all.bytes.load(Ordering::Relaxed), 0);
-    }
-
-    #[derive(Default)]
-    struct Woken(AtomicUsize);
-
-    impl std::task::Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
+#[path = "unread_tests.rs"]
+mod tests;

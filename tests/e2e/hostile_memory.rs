@@ -96,8 +96,14 @@ impl Connection {
     }
 
     async fn ask(&mut self, method: &str) -> (SendStream<Bytes>, ResponseFuture) {
-        let uri = format!("http://{}/hedgerow.v1.HarnessService/{method}", self.address);
+        self.ask_with("HarnessService", method, "").await
+    }
+
+    /// A request with this header besides.
+    async fn ask_with(&mut self, service: &str, method: &str, header: &str) -> (SendStream<Bytes>, ResponseFuture) {
+        let uri = format!("http://{}/hedgerow.v1.{service}/{method}", self.address);
         let request = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+        let request = request.header("x-long", header);
         self.client = self.client.clone().ready().await.unwrap();
         let (response, sender) = self.client.send_request(request.body(()).unwrap(), false).unwrap();
         (sender, response)
@@ -175,6 +181,59 @@ async fn very_many_requests_of_nothing_are_refused_before_they_are_decoded() {
     assert!(more < 4 * BATCH_BYTES as u64, "{more} bytes");
 }
 
+/// A message with this one in this field.
+fn within(tag: u8, message: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![tag << 3 | 2];
+    prost::encoding::encode_varint(message.len() as u64, &mut bytes);
+    bytes.extend(message);
+    bytes
+}
+
+/// The event of a request, with this list of calls in it: bytes are as they are sent.
+fn kept_by_one(request_seq: u8, list: &[u8]) -> Vec<u8> {
+    let rollout = about("run", "listed").encode_to_vec();
+    let seal = within(1, &within(1, &within(2, list)));
+    [vec![0x08, request_seq], within(2, &rollout), within(7, &seal)].concat()
+}
+
+#[tokio::test]
+async fn lists_of_nothing_are_refused_before_they_are_decoded() {
+    const STREAMS: usize = 4;
+    const LIST_BYTES: usize = 32 << 20;
+    let served = Served::start();
+    served.others_go_on("before", 1).await;
+    let before = served.resident_bytes();
+    let listed = kept_by_one(1, &[0x0a, 0].repeat(LIST_BYTES / 2));
+    let sent: Bytes = framed(u32::try_from(listed.len()).unwrap(), &listed).into();
+    let mut held = Vec::new();
+    for _ in 0..STREAMS {
+        let mut connection = Connection::open(&served).await;
+        let (mut sender, response) = connection.report().await;
+        sender.send_data(sent.clone(), false).unwrap();
+        held.push((sender, response));
+    }
+    for (mut sender, response) in held {
+        let mut body = response.await.unwrap().into_body();
+        let refused = answer(&mut body).await;
+        assert_eq!((refused.request_seq, refused.outcome()), (1, AnswerOutcome::Refused));
+        let refusal = refused.refusal.unwrap();
+        assert_eq!((refusal.reason.as_str(), refusal.field.as_str()), ("over_limit", "seal.kept.agents"));
+        sender.send_data(request(2, &about("run", "listed"), heartbeat()).into(), false).unwrap();
+        assert_eq!(answer(&mut body).await.outcome(), AnswerOutcome::Accepted, "the stream goes on");
+    }
+    // A batch of some that are each not too long.
+    let some = within(1, &kept_by_one(1, &[0x0a, 0].repeat(limits::KEPT_CALLS_MAX)));
+    let batch = some.repeat(LIST_BYTES / some.len());
+    let mut connection = Connection::open(&served).await;
+    let (mut sender, response) = connection.ask("ReportBatch").await;
+    sender.send_data(framed(u32::try_from(batch.len()).unwrap(), &batch).into(), true).unwrap();
+    let response = response.await.unwrap();
+    let status = tonic::Status::from_header_map(response.headers()).expect("a status");
+    assert_eq!(status.code(), tonic::Code::InvalidArgument);
+    let more = served.resident_bytes_most() - before;
+    assert!(more < ((STREAMS + 1) * LIST_BYTES * 2) as u64, "{more} bytes");
+}
+
 async fn answer(body: &mut RecvStream) -> v1::Answer {
     let data = body.data().await.unwrap().unwrap();
     body.flow_control().release_capacity(data.len()).unwrap();
@@ -215,4 +274,68 @@ async fn what_is_sent_ahead_of_a_reader_is_bounded_over_all_connections() {
         most = most.max(served.resident_bytes_most());
     }
     assert!(most < bound, "{most} bytes");
+}
+
+#[tokio::test]
+async fn requests_that_wait_do_not_hold_their_headers() {
+    const CONNECTIONS: usize = 40;
+    let served = Served::start();
+    let long = "x".repeat(limits::HTTP2_HEADER_LIST_BYTES_MAX as usize - 1024);
+    let mut held = Vec::new();
+    let mut each = [0; 2];
+    for (round, header) in ["", long.as_str()].into_iter().enumerate() {
+        served.others_go_on("before", 1).await;
+        let before = served.resident_bytes();
+        for _ in 0..CONNECTIONS {
+            let mut connection = Connection::open(&served).await;
+            for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+                held.push(connection.ask_with("HarnessService", "ReportBatch", header).await);
+            }
+            connection.taken().await;
+        }
+        served.others_go_on("beside", 100).await;
+        let requests = CONNECTIONS as u64 * u64::from(limits::HTTP2_CONNECTION_STREAMS_MAX);
+        each[round] = served.resident_bytes().saturating_sub(before) / requests;
+    }
+    assert!(each[1] < each[0] + (10 << 10), "a request holds {} bytes without, and {} with headers", each[0], each[1]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_is_on_its_way_to_trainers_that_do_not_read_is_bounded_over_all() {
+    const RUNS: usize = 3;
+    let served = Served::start();
+    let mut worker = served.worker().await;
+    let prompt = vec![7; 1_000_000];
+    for run in 0..RUNS {
+        let rollout = about(&format!("run-{run}"), "large");
+        let call = crate::service::call("large", "main", 1, &prompt, &[1]);
+        assert_eq!(worker.report(&rollout, Event::Call(call)).await.outcome(), AnswerOutcome::Accepted);
+        assert_eq!(worker.report(&rollout, crate::life::finish(1.0)).await.outcome(), AnswerOutcome::Accepted);
+    }
+    let mut held = Vec::new();
+    for run in 0..RUNS {
+        let subscription =
+            v1::Subscription { ephemeral: true, ..crate::service::subscription(&format!("run-{run}"), "") };
+        let first = v1::subscribe_request::Request::Subscription(subscription);
+        let first = v1::SubscribeRequest { request: Some(first) }.encode_to_vec();
+        let first: Bytes = framed(u32::try_from(first.len()).unwrap(), &first).into();
+        for _ in 0..limits::RUN_CONSUMER_GROUPS_MAX / limits::HTTP2_CONNECTION_STREAMS_MAX as usize {
+            let mut connection = Connection::open(&served).await;
+            for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+                let (mut sender, response) = connection.ask_with("TrainerService", "Subscribe", "").await;
+                sender.send_data(first.clone(), false).unwrap();
+                held.push((sender, response));
+            }
+        }
+    }
+    for round in 0..100 {
+        served.others_go_on(&format!("beside-{round}"), 20).await;
+    }
+    // What each has for itself besides is small, but let there be some for the transport.
+    let bound = MEMORY_BUDGET_BYTES as usize
+        + limits::TRAINERS_BYTES_OUTSTANDING_MAX
+        + held.len() * 2 * limits::UNIT_MESSAGE_BYTES_MAX;
+    let most = served.resident_bytes_most();
+    assert!(held.len() * limits::TRAINER_BYTES_OUTSTANDING_MAX > bound, "without a bound on all it would be more");
+    assert!(most < bound as u64, "{most} bytes for {} trainers", held.len());
 }

@@ -18,7 +18,7 @@ use super::answer::text;
 use super::fields::timestamp;
 
 /// Bytes that one token takes in a part: its id, its mask, its log-probability.
-const TOKEN_BYTES: usize = 9;
+pub const TOKEN_BYTES: usize = 9;
 /// Most bytes of a field's tag and length.
 const FIELD_BYTES_MAX: usize = 6;
 /// Most bytes of what each part of a row has besides its id, header, spans and tokens: its own tag and length in the unit, those

@@ -26,6 +26,8 @@ pub(super) struct Ends {
 /// What comes is not taken, and nothing after it means anything.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Broken {
+    /// A message is compressed.
+    Compressed,
     /// A message claims so many bytes, which is too many.
     TooLarge(usize),
     /// What should say whether a message is compressed says neither.
@@ -36,7 +38,7 @@ impl Framing {
     /// Takes what has come, and says which messages it makes whole.
     ///
     /// # Errors
-    /// If a message claims more than `most_bytes`, or what comes is none.
+    /// If a message claims more than `most_bytes`, is compressed, or what comes is none.
     pub(super) fn take(&mut self, all: &[u8], most_bytes: usize) -> Result<Option<Ends>, Broken> {
         let mut ends: Option<Ends> = None;
         let mut bytes = all;
@@ -57,8 +59,10 @@ impl Framing {
             bytes = &bytes[taken..];
             if self.header_bytes == HEADER_BYTES {
                 let [compressed, ..] = self.header;
-                if compressed > 1 {
-                    return Err(Broken::NoMessage(compressed));
+                match compressed {
+                    0 => {}
+                    1 => return Err(Broken::Compressed),
+                    other => return Err(Broken::NoMessage(other)),
                 }
                 if self.left > most_bytes {
                     return Err(Broken::TooLarge(self.left));
@@ -117,5 +121,6 @@ mod tests {
         assert_eq!(framing.take(&[0, 255, 255], 9), Ok(None));
         assert_eq!(framing.take(&[255, 255], 9), Err(Broken::TooLarge(u32::MAX as usize)));
         assert_eq!(Framing::default().take(&[2; 9], MOST), Err(Broken::NoMessage(2)));
+        assert_eq!(Framing::default().take(&[1, 0, 0, 0, 0], MOST), Err(Broken::Compressed));
     }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame};
+use parking_lot::Mutex;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -17,6 +19,7 @@ use crate::rpc::unread::Reader;
 use crate::store::clock::Clock;
 
 use super::framing::{Broken, Ends, Framing, HEADER_BYTES};
+use super::lists::Shape;
 use super::room::{Room, Wanted};
 
 /// Pieces shorter than this are copied: each would pin the buffer that it came in.
@@ -29,8 +32,10 @@ pub(super) enum Whole {
     HandedOn,
     /// They are held until the request has ended, with their room, if they are good for it.
     Held {
-        /// Whether a message may be decoded.
-        check: fn(&[u8]) -> Result<(), Refusal>,
+        /// The lists in it.
+        lists: &'static Shape,
+        /// What they take decoded, besides the message's own bytes; an error if it must not be decoded.
+        count: fn(&Shape, &[u8]) -> Result<usize, Refusal>,
     },
 }
 
@@ -39,10 +44,13 @@ pub(super) struct Gather {
     body: Body,
     most_bytes: usize,
     becomes: Whole,
-    /// Bytes of whole messages that are held.
+    /// Bytes of whole messages that are held, and of their lists once they are decoded.
     kept: usize,
     room: Room,
+    room_goes_to: Option<HeldRoom>,
     unread: Option<Reader>,
+    /// Bytes that were handed on and may be in use still.
+    in_use: usize,
     clock: Clock,
     framing: Framing,
     /// Whole messages, one or several in each.
@@ -67,7 +75,9 @@ impl Gather {
             becomes,
             kept: 0,
             room,
+            room_goes_to: None,
             unread,
+            in_use: 0,
             clock,
             framing: Framing::default(),
             whole: VecDeque::new(),
@@ -91,6 +101,8 @@ impl Gather {
                 self.patience.pause(&self.clock);
                 return Poll::Ready(Some(Ok(whole)));
             }
+            // Whoever reads has done with all whole messages from before.
+            self.taken(0);
             if let Some((rest, mut wanted)) = self.waiting.take() {
                 if !self.room.poll_wanted(&mut wanted, context) {
                     self.waiting = Some((rest, wanted));
@@ -99,9 +111,12 @@ impl Gather {
                 self.part.push(rest);
                 continue;
             }
-            // Whoever reads has done with all whole messages from before.
             self.room.shrink(self.outstanding());
-            match Pin::new(&mut self.body).poll_frame(context) {
+            let frame = match &self.unread {
+                Some(unread) => unread.poll_frame(&mut self.body, context),
+                None => Pin::new(&mut self.body).poll_frame(context),
+            };
+            match frame {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data()
                         && let Err(refusal) = self.arrived(data)
@@ -128,10 +143,18 @@ impl Gather {
 
     /// Takes what has come. If what it leaves of a message has no room, that waits.
     fn arrived(&mut self, mut data: Bytes) -> Result<(), Refusal> {
-        if let Some(unread) = &self.unread {
-            unread.taken(data.len());
-        }
-        let ends = self.framing.take(&data, self.most_bytes).map_err(|broken| refusal(&broken, self.most_bytes))?;
+        let came = data.len();
+        let ends = match self.framing.take(&data, self.most_bytes) {
+            Ok(ends) => ends,
+            Err(broken) => {
+                self.taken(came);
+                return Err(refusal(&broken, self.most_bytes));
+            }
+        };
+        // Whole messages count as unread while they are in use; what has room of its own does not.
+        let in_use = ends.filter(|_| matches!(self.becomes, Whole::HandedOn)).map_or(0, |ends| ends.last);
+        self.taken(came - in_use);
+        self.in_use = in_use;
         if let Some(Ends { first, last }) = ends {
             let before = self.whole.len();
             self.patience = Patience::default();
@@ -142,10 +165,9 @@ impl Gather {
             } else {
                 self.whole.push_back(data.split_to(last));
             }
-            if let Whole::Held { check } = self.becomes {
+            if let Whole::Held { lists, count } = self.becomes {
                 for whole in self.whole.iter().skip(before) {
-                    check(whole.get(HEADER_BYTES..).unwrap_or_default())?;
-                    self.kept += whole.len();
+                    self.kept += whole.len() + count(lists, whole.get(HEADER_BYTES..).unwrap_or_default())?;
                 }
             }
         }
@@ -159,16 +181,53 @@ impl Gather {
         Ok(())
     }
 
+    /// So much has come and need not be counted as unread any more, nor what was in use.
+    fn taken(&mut self, bytes: usize) {
+        let bytes = bytes + std::mem::take(&mut self.in_use);
+        if let Some(unread) = self.unread.as_ref().filter(|_| bytes > 0) {
+            unread.taken(bytes);
+        }
+    }
+
+    /// Lets go of the body: what has come of it is read by nobody.
+    fn let_go(&mut self) {
+        self.taken(0);
+        if let Some(unread) = &self.unread {
+            unread.drain(&mut self.body);
+        }
+        self.body = Body::empty();
+        self.unread = None;
+    }
+
+    /// Leaves the room that it holds here when it is done with, for whoever decodes what came.
+    pub(super) fn leave_room_in(&mut self, place: HeldRoom) {
+        self.room_goes_to = Some(place);
+    }
+
     /// Gives everything back: it must not wait for the reader to let go.
     fn end(&mut self, refusal: Refusal) -> Status {
         (self.part, self.waiting, self.framing) = (Part::default(), None, Framing::default());
         self.kept = 0;
         self.whole.clear();
         self.room.shrink(0);
-        self.body = Body::empty();
+        self.let_go();
         refused(refusal)
     }
 }
+
+impl Drop for Gather {
+    fn drop(&mut self) {
+        self.let_go();
+        if let Some(place) = self.room_goes_to.take() {
+            self.room.shrink(self.kept);
+            *place.0.lock() = Some(self.room.take());
+        }
+    }
+}
+
+/// Room of a message that came whole, held while its request is under way. It comes back with the last of these.
+#[derive(Clone, Default)]
+pub(in crate::rpc) struct HeldRoom(Arc<Mutex<Option<Room>>>);
 
 /// The transport's reader takes whole messages, too.
 impl http_body::Body for Gather {
@@ -186,6 +245,9 @@ fn refusal(broken: &Broken, most_bytes: usize) -> Refusal {
             let advice = "send long prompts as deltas, and many requests in parts";
             let message = format!("a message of {claimed} bytes; {most_bytes} is the most: {advice}");
             Refusal::new(Reason::MessageTooLarge, message)
+        }
+        Broken::Compressed => {
+            Refusal::new(Reason::NotInThisRelease, "messages are taken as they are, not compressed").field("request")
         }
         Broken::NoMessage(first) => {
             let message = format!("what came is no message: it begins with {first}, not with 0 or 1");

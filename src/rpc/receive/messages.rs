@@ -4,17 +4,21 @@ use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf as _, Bytes};
 use parking_lot::Mutex;
 use prost::Message;
 use tonic::codegen::http;
 use tonic::{Request, Status, Streaming};
 
 use crate::error::{Reason, Refusal};
+use crate::limits;
+use crate::proto::v1;
 use crate::rpc::refused;
 
 use super::framing::HEADER_BYTES;
 use super::gather::Gather;
+use super::lists::Listed;
+use super::scan;
 
 /// Messages as they come. What was read of a message is not lost if waiting for the next one is given up.
 pub(in crate::rpc) struct Messages<M> {
@@ -47,19 +51,33 @@ pub(in crate::rpc) fn messages<M: Message + Default>(
     }
 }
 
-impl<M: Message + Default> Messages<M> {
+#[cfg(test)]
+impl<M> Messages<M> {
+    /// A stream of which nothing comes.
+    pub(in crate::rpc) fn none(clock: crate::store::clock::Clock) -> Self {
+        use super::gather::Whole;
+        let room = super::room::Room::new(Arc::new(tokio::sync::Semaphore::new(0)), None);
+        let gather = Gather::new(tonic::body::Body::empty(), 0, Whole::HandedOn, (room, None), clock);
+        Self { gather, whole: Bytes::new(), message: PhantomData }
+    }
+}
+
+/// What has come of a stream of reports.
+pub(in crate::rpc) enum Received {
+    /// A request.
+    Request(v1::ReportRequest),
+    /// One that cannot be taken, by its number, and why: the stream goes on.
+    Refused(u64, Refusal),
+}
+
+impl<M: Message + Default + Listed> Messages<M> {
     /// The next message; none when the client has ended the stream.
     ///
     /// # Errors
-    /// How the stream ends if what comes is no message of this type, too large, too slow, or broken.
+    /// How the stream ends if what comes is no message of this type, lists too much, is too large, too slow, or broken.
     pub(in crate::rpc) async fn message(&mut self) -> Result<Option<M>, Status> {
-        if self.whole.is_empty() {
-            match poll_fn(|context| self.gather.poll_whole(context)).await {
-                Some(whole) => self.whole = whole?,
-                None => return Ok(None),
-            }
-        }
-        self.decode().map(Some)
+        let message = self.next().await?;
+        message.map(|message| decode(message).map_err(refused)).transpose()
     }
 
     /// Whether there is a message that need not be waited for.
@@ -67,19 +85,47 @@ impl<M: Message + Default> Messages<M> {
         !self.whole.is_empty() || self.gather.is_at_hand()
     }
 
-    fn decode(&mut self) -> Result<M, Status> {
+    /// The next message as it was sent.
+    async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        if self.whole.is_empty() {
+            match poll_fn(|context| self.gather.poll_whole(context)).await {
+                Some(whole) => self.whole = whole?,
+                None => return Ok(None),
+            }
+        }
         let too_short = |_| refused(Refusal::new(Reason::Internal, "a message was handed on that is not whole"));
-        let compressed = self.whole.try_get_u8().map_err(too_short)?;
+        // Whoever gathers it has seen that it is not compressed.
+        self.whole.try_get_u8().map_err(too_short)?;
         let length = self.whole.try_get_u32().map_err(too_short)? as usize;
         debug_assert!(length <= self.whole.len(), "a header of {HEADER_BYTES} bytes, and its message");
-        let message = self.whole.split_to(length.min(self.whole.len()));
-        if compressed != 0 {
-            let message = "messages are taken as they are, not compressed";
-            return Err(refused(Refusal::new(Reason::NotInThisRelease, message)));
-        }
-        M::decode(message).map_err(|error| {
-            let message = format!("what came is no message of this contract: {error}");
-            refused(Refusal::new(Reason::InvalidValue, message).field("request"))
-        })
+        Ok(Some(self.whole.split_to(length.min(self.whole.len()))))
     }
+}
+
+impl Messages<v1::ReportRequest> {
+    /// The next request; none when the client has ended the stream.
+    ///
+    /// # Errors
+    /// How the stream ends if what comes is too large, too slow, or broken, or is no message of which the number could be told.
+    pub(in crate::rpc) async fn request(&mut self) -> Result<Option<Received>, Status> {
+        let Some(message) = self.next().await? else { return Ok(None) };
+        match decode(message.clone()) {
+            Ok(request) => Ok(Some(Received::Request(request))),
+            Err(refusal) => match scan::request_seq(&message) {
+                Some(request_seq) => Ok(Some(Received::Refused(request_seq, refusal))),
+                None => Err(refused(refusal)),
+            },
+        }
+    }
+}
+
+/// What was sent, unless it lists too much or means nothing.
+fn decode<M: Message + Default + Listed>(message: Bytes) -> Result<M, Refusal> {
+    if message.len() >= limits::COUNTED_MESSAGE_BYTES_MIN {
+        scan::request(M::SHAPE, &message)?;
+    }
+    M::decode(message).map_err(|error| {
+        let message = format!("what came is no message of this contract: {error}");
+        Refusal::new(Reason::InvalidValue, message).field("request")
+    })
 }

@@ -7,17 +7,21 @@
 //! Room is taken for what has *arrived* of a message that is not whole, never for what it claims: a part that each connection has
 //! for itself, so that calls of usual size pass whatever others do; beyond that from a budget of the connection, and from one of
 //! all. The bytes that make a message of a stream whole pass without asking; the one message of a request keeps its room until the
-//! request has ended, for until then nobody takes it.
+//! request has ended, for until then nobody takes it; and that of a batch longer, until its requests have their place in flight. What its lists take once they are decoded counts there, too.
+//!
+//! Nothing is decoded whose lists are longer than is taken ([`lists`], [`scan`]): an element may take two bytes of a message, and
+//! dozens once it is decoded.
 //!
 //! Streams that all wait for room would wait for each other. So a message has only so long to become whole, and longer the more
 //! of it has come; a stream whose message takes longer ends with a reason and a delay, and gives its room back. Time in which
 //! nobody reads from the stream does not count.
 
-mod batch;
 mod framing;
 mod gather;
+mod lists;
 mod messages;
 mod room;
+mod scan;
 #[cfg(test)]
 mod tests;
 
@@ -40,7 +44,8 @@ use super::harness::Harness;
 use gather::{Gather, Whole};
 use room::Room;
 
-pub(super) use messages::{Messages, messages};
+pub(super) use gather::HeldRoom;
+pub(super) use messages::{Messages, Received, messages};
 pub(super) use room::ConnectionRoom;
 
 /// Methods whose requests are a stream that is read by [`Messages`].
@@ -74,9 +79,9 @@ impl ReceiveLayer {
         let unread = share.map(|share| share.unread.reader());
         let path = request.uri().path();
         let whole = match path {
-            BATCH => Whole::Held { check: batch::check },
             path if STREAMS.contains(&path) => Whole::HandedOn,
-            _ => Whole::Held { check: |_| Ok(()) },
+            BATCH => Whole::Held { lists: lists::of_method(BATCH), count: scan::batch },
+            path => Whole::Held { lists: lists::of_method(path), count: scan::request },
         };
         Gather::new(body, most_bytes(path), whole, (room, unread), self.clock.clone())
     }
@@ -111,7 +116,12 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for Receive<S> {
 
     fn call(&mut self, mut request: Request<Body>) -> S::Future {
         let body = std::mem::replace(request.body_mut(), Body::empty());
-        let gather = self.layer.gather(&request, body);
+        let mut gather = self.layer.gather(&request, body);
+        if request.uri().path() == BATCH {
+            let held = HeldRoom::default();
+            gather.leave_room_in(held.clone());
+            request.extensions_mut().insert(held);
+        }
         if STREAMS.contains(&request.uri().path()) {
             messages::hand_over(&mut request, gather);
         } else {

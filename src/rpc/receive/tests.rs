@@ -24,7 +24,8 @@ use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::store::clock::Clock;
 
-use super::gather::{Gather, Whole};
+use super::gather::{Gather, HeldRoom, Whole};
+use super::lists::Shape;
 use super::room::{ConnectionRoom, Room};
 
 /// A body whose frames the test puts in.
@@ -86,6 +87,8 @@ pub(super) fn message(claimed: u32, sent: usize) -> Vec<u8> {
     bytes.extend((0..sent).map(|at| u8::try_from(at % 251).unwrap()));
     bytes
 }
+
+const NONE: &Shape = &Shape(&[]);
 
 const OWN: usize = limits::RECEIVE_CONNECTION_OWN_BYTES_MAX;
 
@@ -198,25 +201,30 @@ fn a_message_that_is_too_large_ends_its_stream_with_its_header() {
 #[test]
 fn a_whole_message_of_a_request_that_does_not_end_keeps_its_room_and_ends() {
     let (budget, clock, connection) = (Arc::new(Semaphore::new(1000)), Clock::manual(), connection(0));
-    let becomes = Whole::Held { check: |message| if message.len() < 7 { Ok(()) } else { Err(small()) } };
+    let becomes = Whole::Held { lists: NONE, count: |_, message| if message.len() < 7 { Ok(0) } else { Err(small()) } };
     let mut one = Stream::of(becomes, &budget, &connection, &clock);
     assert_eq!(one.send(message(6, 6)).unwrap().unwrap().len(), 11);
     assert!(one.next().is_none());
     clock.advance(Duration::from_millis(limits::RECEIVE_MESSAGE_MS_MIN + 1));
     assert!(one.next().unwrap().is_err(), "it waits for the end as it would for a message");
 
-    let becomes = Whole::Held { check: |_| Ok(()) };
+    let becomes = Whole::Held { lists: NONE, count: |_, _| Ok(1500) };
     let mut two = Stream::of(becomes, &budget, &connection, &clock);
-    let size = u32::try_from(OWN + 2000).unwrap();
+    let size = u32::try_from(OWN + 500).unwrap();
     assert!(two.send(message(size, size as usize)).is_none(), "there is no room for it");
     budget.add_permits(2000);
-    assert_eq!(two.next().unwrap().unwrap().len(), OWN + 2005);
+    assert_eq!(two.next().unwrap().unwrap().len(), OWN + 505);
     assert!(two.next().is_none());
-    assert_eq!(budget.available_permits(), 3000 - 2005, "it is held");
+    assert_eq!(budget.available_permits(), 3000 - 2005, "it is held, with what it takes decoded");
+    let held = HeldRoom::default();
+    two.gather.leave_room_in(held.clone());
     drop(two);
+    assert_eq!(budget.available_permits(), 3000 - 2005, "until whoever decodes it lets go");
+    drop(held);
     assert_eq!(budget.available_permits(), 3000);
+    assert!(stream_fits(&connection, &budget, &clock));
 
-    let becomes = Whole::Held { check: |_| Err(small()) };
+    let becomes = Whole::Held { lists: NONE, count: |_, _| Err(small()) };
     let mut three = Stream::of(becomes, &budget, &connection, &clock);
     assert!(three.send(message(6, 6)).unwrap().is_err(), "it is not decoded");
 }

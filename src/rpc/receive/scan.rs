@@ -1,0 +1,168 @@
+//! Messages as they were sent: what is read of them before they are decoded, or if they cannot be.
+
+use bytes::Buf as _;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use crate::error::{Reason, Refusal};
+use crate::limits;
+
+use super::lists::{COUNTERS, List, Shape};
+
+/// The tag of `ReportRequest.request_seq`.
+const REQUEST_SEQ_TAG: u32 = 1;
+
+/// The fields of a message, one after another, up to where it makes no sense any more.
+struct Fields<'a> {
+    rest: &'a [u8],
+    is_broken: bool,
+}
+
+/// The value of a field, as far as it is of interest.
+enum Value<'a> {
+    Number(u64),
+    /// A text or a message; none if it goes on beyond the end.
+    Bytes(Option<&'a [u8]>),
+    Other,
+}
+
+impl<'a> Fields<'a> {
+    fn of(message: &'a [u8]) -> Self {
+        Self { rest: message, is_broken: false }
+    }
+
+    fn read(&mut self) -> Option<(u32, Value<'a>)> {
+        let (tag, wire_type) = decode_key(&mut self.rest).ok()?;
+        let value = match wire_type {
+            WireType::Varint => Value::Number(decode_varint(&mut self.rest).ok()?),
+            WireType::LengthDelimited => {
+                let length = usize::try_from(decode_varint(&mut self.rest).ok()?).ok()?;
+                let bytes = self.rest.get(..length);
+                if bytes.is_some() {
+                    self.rest.advance(length);
+                } else {
+                    self.is_broken = true;
+                }
+                Value::Bytes(bytes)
+            }
+            WireType::SixtyFourBit | WireType::ThirtyTwoBit | WireType::StartGroup | WireType::EndGroup => {
+                skip_field(wire_type, tag, &mut self.rest, DecodeContext::default()).ok()?;
+                Value::Other
+            }
+        };
+        Some((tag, value))
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u32, Value<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_broken || self.rest.is_empty() {
+            return None;
+        }
+        let field = self.read();
+        self.is_broken |= field.is_none();
+        field
+    }
+}
+
+/// The number of a request that cannot be decoded; none if it cannot be told either.
+pub(super) fn request_seq(message: &[u8]) -> Option<u64> {
+    let mut fields = Fields::of(message);
+    let mut found = None;
+    for (tag, value) in &mut fields {
+        if let (REQUEST_SEQ_TAG, Value::Number(request_seq)) = (tag, value) {
+            found = Some(request_seq);
+        }
+    }
+    // Left out, it is 0.
+    found.or((!fields.is_broken).then_some(0))
+}
+
+/// Where in a message something stands.
+struct Path<'a> {
+    before: Option<&'a Path<'a>>,
+    name: &'static str,
+}
+
+impl std::fmt::Display for Path<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some(before) = self.before else { return formatter.write_str(self.name) };
+        before.fmt(formatter)?;
+        let dot = if before.name.is_empty() || self.name.is_empty() { "" } else { "." };
+        write!(formatter, "{dot}{}", self.name)
+    }
+}
+
+/// What has been counted of a message.
+#[derive(Default)]
+struct Counted {
+    counts: [usize; COUNTERS],
+    decoded_bytes: usize,
+    /// What stands within the elements of a list has no bounds of its own; only what it takes has.
+    is_batch: bool,
+}
+
+/// Counts what one request lists; what that takes decoded, besides the bytes that were sent.
+///
+/// # Errors
+/// If it is more than is taken.
+pub(super) fn request(shape: &Shape, message: &[u8]) -> Result<usize, Refusal> {
+    let mut counted = Counted::default();
+    counted.walk(shape, message, &Path { before: None, name: "" })?;
+    Ok(counted.decoded_bytes)
+}
+
+/// The same of a message that holds many requests. A list of one of them that is too long is refused when that is its turn, and
+/// keeps none of the others from being taken; only all of them together must not be too much.
+///
+/// # Errors
+/// If there are more requests than are taken, or they take too much together.
+pub(super) fn batch(shape: &Shape, message: &[u8]) -> Result<usize, Refusal> {
+    let mut counted = Counted { is_batch: true, ..Counted::default() };
+    counted.walk(shape, message, &Path { before: None, name: "" })?;
+    Ok(counted.decoded_bytes)
+}
+
+impl Counted {
+    fn walk(&mut self, shape: &Shape, message: &[u8], path: &Path<'_>) -> Result<(), Refusal> {
+        for (tag, value) in Fields::of(message) {
+            let Some(field) = shape.0.iter().find(|field| field.tag == tag) else { continue };
+            let path = Path { before: Some(path), name: field.name };
+            if let Some(list) = &field.list {
+                self.count(list, &value, &path)?;
+            }
+            if let Value::Bytes(Some(bytes)) = value
+                && !field.inside.0.is_empty()
+            {
+                self.walk(field.inside, bytes, &path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, list: &List, value: &Value<'_>, path: &Path<'_>) -> Result<(), Refusal> {
+        let elements = match value {
+            // The last byte of each varint has no mark that it goes on.
+            Value::Bytes(Some(packed)) if list.is_packed => packed.iter().filter(|byte| **byte < 0x80).count(),
+            Value::Bytes(_) | Value::Number(_) | Value::Other => 1,
+        };
+        self.decoded_bytes += elements * list.element_bytes;
+        let within_one_of_many = self.is_batch && path.before.is_some_and(|before| before.before.is_some());
+        let count = &mut self.counts[list.counter as usize];
+        *count += elements;
+        if *count > list.most && !within_one_of_many {
+            let message = format!("{path} has more than {} {}", list.most, list.elements);
+            return Err(Refusal::new(Reason::OverLimit, message).field(path.to_string()));
+        }
+        if self.is_batch && self.decoded_bytes > limits::BATCH_DECODED_BYTES_MAX {
+            let message = "the requests of a batch list too much together; send them in parts";
+            return Err(Refusal::new(Reason::OverLimit, message).field("requests"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "scan_tests.rs"]
+mod tests;
