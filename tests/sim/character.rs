@@ -42,6 +42,8 @@ pub(crate) struct Character {
     pub(crate) trainer_dies: usize,
     pub(crate) time_jumps: usize,
     pub(crate) disk_fills: usize,
+    /// Somebody watches rows go by.
+    pub(crate) tail: bool,
     pub(crate) settings: Arc<RunSettings>,
     /// The same settings, in the words of the model.
     pub(crate) model: Settings,
@@ -121,6 +123,7 @@ impl Character {
             trainer_dies: [0, 60, 300][chance.below(3)],
             time_jumps: [0, 100, 500][chance.below(3)],
             disk_fills: [0, 0, 0, 150][chance.below(4)],
+            tail: chance.below(3) == 0,
             settings: Arc::new(settings),
             model,
         }
@@ -139,7 +142,7 @@ fn log(chance: &mut SplitMix64, durability: Durability) -> Options {
 
 fn ending(chance: &mut SplitMix64, durability: Durability) -> Ending {
     let machine_may_stop = durability == Durability::Fsync;
-    let steps = [10, 60, 250, 800][chance.below(4)];
+    let steps = [20, 150, 600, 1500][chance.below(4)];
     let fault = |chance: &mut SplitMix64| match chance.below(3) {
         0 if machine_may_stop => Fault::Crash,
         1 => Fault::Full,

@@ -50,6 +50,10 @@ pub(crate) fn run(seed: u64, telemetry: &Arc<Telemetry>, keeps_lines: bool) -> O
     Outcome { digest: world.digest(), fault: world.fault(), lines: world.lines(), counts: world.counts() }
 }
 
+fn is_client(owner: Owner) -> bool {
+    owner != Owner::Service
+}
+
 pub(crate) struct Field {
     pub(crate) world: Rc<World>,
     executor: Executor,
@@ -149,8 +153,13 @@ impl Field {
             self.world.check("after a stop", differ::images(&image, &recovery.sequencer.image()));
         }
         let life = Life::begin(&self.world, opened);
+        self.life = Some(Rc::clone(&life));
+        self.rest(false);
+        let now = life.store.last_position().0;
+        if now != last {
+            self.world.fail(format!("{} records are made before anybody asks", now - last));
+        }
         operator::begin(&self.world, &life);
-        self.life = Some(life);
     }
 
     /// One life, until something ends it.
@@ -265,6 +274,10 @@ impl Field {
             return;
         }
         let by = if self.life().has_failed() && by == By::Stop { By::Kill } else { by };
+        if matches!(by, By::Kill | By::MachineStops) && !self.life().has_failed() && self.world.one_in(3) {
+            self.world.count("ends at rest", 1);
+            self.keep_image();
+        }
         self.world.say("service", format_args!("ends by {by:?}"));
         let machine_stops = match by {
             By::Kill => false,
@@ -298,32 +311,40 @@ impl Field {
         self.disk.set_capacity_bytes(u64::MAX);
         self.executor.end(|_| true);
         self.life = None;
+        // Time while nobody serves expires nothing.
+        let away_ms = [0, 1000, 2 * IDLE_MS][self.world.below(3)];
+        self.world.advance(away_ms);
     }
 
-    /// Has the service stop as it is asked to, and keeps its state.
+    /// Has the service stop as it is asked to.
     fn stop(&mut self) {
-        self.disk.set_capacity_bytes(u64::MAX);
         let life = self.life();
         life.start_draining();
-        let is_client = |owner: Owner| owner != Owner::Service;
         for _ in 0..DRAIN_STEPS {
             if !self.executor.has(is_client) || !self.step() {
                 break;
             }
         }
+        self.keep_image();
+        if let (None, Err(failure)) = (self.world.fault(), life.log.close()) {
+            self.world.fail(format!("the log does not close: {failure}"));
+        }
+    }
+
+    /// Has everybody who asks end, and keeps the state in which the service comes to rest, to which it must come back.
+    fn keep_image(&mut self) {
+        self.disk.set_capacity_bytes(u64::MAX);
         self.executor.end(is_client);
         self.rest(false);
-        life.stop();
-        self.rest(false);
-        if self.world.fault().is_some() {
-            return;
+        if self.life().begun.get() {
+            check::all(self);
         }
-        match (life.stopped(), life.log.close()) {
-            (Some(sequencer), Ok(())) => self.before.image = Some(sequencer.image()),
-            (sequencer, closed) => {
-                let ended = sequencer.is_some();
-                self.world.fail(format!("it does not stop: ended {ended}, the log is {closed:?}"));
-            }
+        self.life().stop();
+        self.rest(false);
+        match self.life().stopped() {
+            Some(sequencer) => self.before.image = Some(sequencer.image()),
+            None if self.world.fault().is_none() => self.world.fail("the sequencing task does not end"),
+            None => {}
         }
     }
 

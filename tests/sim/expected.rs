@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hedgerow::rollout::run_settings::ConsumerGroupSettings;
 
-use crate::case::{AgentsWithoutList, Answer, Case, Refusal};
+use crate::case::{AgentsWithoutList, Answer, Call, Case, Link, Refusal};
 use crate::model::Known;
 use crate::reference;
 
@@ -52,6 +52,16 @@ impl Accepted {
         };
         let (sealed, rewarded) = (known.seal.is_some(), known.reward);
         Self { case, calls: known.calls.len(), empty_without_ids, misses_calls, sealed, rewarded }
+    }
+
+    /// Nothing is missing that anything of it names: sealed and rewarded, it must be finalised.
+    pub(crate) fn is_whole(&self) -> bool {
+        let is_there = |id: &String| self.case.calls.iter().any(|call| call.id == *id);
+        let names_nothing_else = |call: &Call| match &call.link {
+            Link::Parent(named) => is_there(named),
+            Link::Infer | Link::Root => true,
+        };
+        !self.misses_calls && self.case.calls.iter().all(names_nothing_else)
     }
 
     /// What a consumer group gets of it.

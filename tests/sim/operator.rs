@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::executor::Owner;
 use crate::life::Life;
 use crate::world::World;
-use crate::{plan, trainer, worker};
+use crate::{plan, tail, trainer, worker};
 
 /// How long the operator waits between two looks, at most.
 const LOOKS_MS: usize = 120_000;
@@ -26,6 +26,9 @@ pub(crate) fn begin(world: &Rc<World>, life: &Rc<Life>) {
         (0..world.character.workers).for_each(|number| worker::begin(&world, &life, number));
         for (group, of_group) in world.character.consumer_groups.iter().enumerate() {
             (0..of_group.members).for_each(|member| trainer::begin(&world, &life, group, member));
+        }
+        if world.character.tail {
+            tail::begin(&world, &life);
         }
         life.begun.set(true);
         while !world.calm.get() && !life.draining.get() {

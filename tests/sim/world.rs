@@ -15,6 +15,7 @@ use crate::character::Character;
 use crate::executor::Spawner;
 use crate::model::{Model, Said};
 use crate::plan::Plan;
+use crate::service::Row;
 
 /// How often something happened, to know that it was worth something.
 pub(crate) type Counts = BTreeMap<&'static str, u64>;
@@ -29,6 +30,8 @@ pub(crate) struct World {
     pub(crate) answers: RefCell<Vec<Option<Said>>>,
     /// What each consumer group has applied.
     pub(crate) applied: Vec<RefCell<Applied>>,
+    /// Rows that went by.
+    pub(crate) seen: RefCell<Vec<Row>>,
     /// Nothing goes wrong any more, and everybody comes to an end.
     pub(crate) calm: Cell<bool>,
     /// That the run is there was answered: the version of its settings, and when it was made.
@@ -63,6 +66,7 @@ impl World {
             model: RefCell::default(),
             answers: RefCell::new(answers),
             applied,
+            seen: RefCell::default(),
             calm: Cell::new(false),
             run_is_made: Cell::new(None),
             chance: RefCell::new(chance),
