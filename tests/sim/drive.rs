@@ -17,7 +17,7 @@ use crate::character::{By, Ending, IDLE_MS, LEASE_MS, MINUTE_MS, MISSING_MS, Ope
 use crate::executor::{Executor, Owner};
 use crate::life::{self, Life, Opened};
 use crate::world::{Counts, World};
-use crate::{check, differ, operator, trainer, worker};
+use crate::{check, differ, operator, plan, trainer, worker};
 
 /// Steps in which everything must come to rest when nothing goes wrong.
 const STEPS_MAX: usize = 300_000;
@@ -367,12 +367,16 @@ impl Field {
         self.disk.set_capacity_bytes(u64::MAX);
         for _ in 0..WAITS_MAX {
             self.rest(true);
-            if self.world.fault().is_some() || check::all_has_ended(&self.world, &self.life()).is_ok() {
+            let is_over = check::all_has_ended(&self.world, &self.life()).is_ok();
+            let life = self.life();
+            if self.world.fault().is_some() || (is_over && life.store.run(&plan::other_run()).is_none()) {
                 break;
             }
-            let life = self.life();
             let world = Rc::clone(&self.world);
-            self.world.spawner.spawn(Owner::Operator, async move { operator::release(&world, &life).await });
+            self.world.spawner.spawn(Owner::Operator, async move {
+                operator::release(&world, &life).await;
+                operator::delete_other_run(&world, &life).await;
+            });
             self.rest(true);
             self.world.advance(MISSING_MS + MINUTE_MS);
         }

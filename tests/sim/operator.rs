@@ -1,9 +1,13 @@
-//! Who makes the run, and decides by hand what is to become of undeliverable units.
+//! Who makes the run and changes its settings, makes another and deletes it, and decides by hand what is to become of
+//! undeliverable units.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use hedgerow::ids::ConsumerGroupId;
+use hedgerow::ids::{ConsumerGroupId, RolloutRef};
 use hedgerow::queue::UnitId;
+use hedgerow::rollout::run_settings::RunSettings;
+use hedgerow::store::report::Reply;
 use hedgerow::store::sequencer::{Command, Look};
 use tokio::sync::oneshot;
 
@@ -13,7 +17,7 @@ use crate::world::World;
 use crate::{plan, tail, trainer, worker};
 
 /// How long the operator waits between two looks, at most.
-const LOOKS_MS: usize = 120_000;
+const LOOKS_MS: [usize; 3] = [200, 3000, 120_000];
 
 /// Makes the run, then begins everybody else, then looks after undeliverable units.
 pub(crate) fn begin(world: &Rc<World>, life: &Rc<Life>) {
@@ -32,8 +36,13 @@ pub(crate) fn begin(world: &Rc<World>, life: &Rc<Life>) {
         }
         life.begun.set(true);
         while !world.calm.get() && !life.draining.get() {
-            world.sleep(world.below(LOOKS_MS) as u64).await;
-            release(&world, &life).await;
+            world.sleep(world.below(LOOKS_MS[world.below(LOOKS_MS.len())]) as u64).await;
+            match world.below(6) {
+                0 => change_settings(&world, &life).await,
+                1 => fill_other_run(&world, &life).await,
+                2 => delete_other_run(&world, &life).await,
+                _ => release(&world, &life).await,
+            }
         }
     });
 }
@@ -49,18 +58,82 @@ async fn ask<T>(life: &Life, command: impl FnOnce(oneshot::Sender<T>) -> Command
     Some(answer)
 }
 
+/// A run's settings: their version, how long a lease lasts, and when the run was made.
+type Settings = (u64, u64, u64);
+
+/// What is known of the runs.
+#[derive(Default)]
+pub(crate) struct Runs {
+    /// What was answered last of the settings, and what was asked since.
+    settings: Option<Settings>,
+    asked: Vec<Settings>,
+    /// Whether the other run is there; none while that is not known.
+    other: Option<bool>,
+}
+
 async fn make_run(world: &World, life: &Life) {
+    let there = life.store.run(&plan::run()).map(|run| {
+        let settings = run.settings.lock();
+        (settings.0, settings.1.lease_ms, run.created_unix_ms)
+    });
+    let is_told = {
+        let runs = world.runs.borrow();
+        runs.settings.is_none() || there == runs.settings || there.is_some_and(|there| runs.asked.contains(&there))
+    };
+    let other = life.store.run(&plan::other_run()).is_some();
+    if !is_told || world.runs.borrow().other.is_some_and(|known| known != other) {
+        world.fail(format!("the run is {there:?}, and another is there: {other}"));
+    }
     let settings = world.character.settings.clone();
-    match ask(life, |reply| Command::CreateRun(plan::run(), settings, reply)).await {
-        Some(Ok(facts)) => {
-            let made = (facts.settings_version, facts.created_unix_ms);
-            world.say("operator", format_args!("the run is there: {made:?}"));
-            if world.run_is_made.replace(Some(made)).is_some_and(|before| before != made) {
-                world.fail(format!("the run was made again: {made:?}"));
-            }
+    let made = match there {
+        Some(there) => Some(there),
+        None => match ask(life, |reply| Command::CreateRun(plan::run(), settings, reply)).await {
+            Some(Ok(facts)) => Some((facts.settings_version, facts.settings.lease_ms, facts.created_unix_ms)),
+            Some(Err(refusal)) if !life.draining.get() => return world.fail(format!("the run is refused: {refusal}")),
+            Some(Err(_)) | None => None,
+        },
+    };
+    world.say("operator", format_args!("the run is there: {made:?}"));
+    let mut runs = world.runs.borrow_mut();
+    (runs.settings, runs.asked) = (made, Vec::new());
+}
+
+/// Gives the run other settings: a lease that lasts a little longer.
+async fn change_settings(world: &World, life: &Life) {
+    let Some((version, lease_ms, created)) = world.runs.borrow().settings else { return };
+    let settings = RunSettings { lease_ms: lease_ms + 1, ..(*world.character.settings).clone() };
+    world.runs.borrow_mut().asked.push((version + 1, lease_ms + 1, created));
+    let changed = ask(life, |reply| Command::UpdateRun(plan::run(), Arc::new(settings), version, reply)).await;
+    if let Some(Ok(facts)) = changed {
+        world.say("operator", format_args!("the settings are at {}", facts.settings_version));
+        world.count("settings changed", 1);
+        world.runs.borrow_mut().settings = Some((facts.settings_version, facts.settings.lease_ms, created));
+    }
+}
+
+/// Makes another run, with rollouts that nobody takes.
+async fn fill_other_run(world: &World, life: &Life) {
+    world.runs.borrow_mut().other = None;
+    for _ in 0..1 + world.below(6) {
+        let request = &world.plan.requests[world.below(world.plan.requests.len())];
+        let about = RolloutRef { run: plan::other_run(), ..request.about.clone() };
+        let answer = life.store.report(None, &about, request.event.clone(), |_, _| ()).await;
+        life.store.durable(answer.position).await;
+        if matches!(answer.reply, Reply::Accepted(..)) {
+            life.answered(answer.position.0);
+            world.runs.borrow_mut().other = Some(true);
         }
-        Some(Err(refusal)) if !life.draining.get() => world.fail(format!("the run is refused: {refusal}")),
-        Some(Err(_)) | None => {}
+    }
+}
+
+/// Deletes the other run with all that is in it.
+pub(crate) async fn delete_other_run(world: &World, life: &Life) {
+    world.runs.borrow_mut().other = None;
+    let deleted = ask(life, |reply| Command::DeleteRun(plan::other_run(), true, reply)).await;
+    world.say("operator", format_args!("the other run is deleted: {deleted:?}"));
+    if deleted.is_some() {
+        world.count("runs deleted", 1);
+        world.runs.borrow_mut().other = Some(false);
     }
 }
 

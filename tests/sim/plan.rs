@@ -310,3 +310,8 @@ fn interleave(rollouts: Vec<Vec<Request>>, at_once: usize, chance: &mut SplitMix
 pub(crate) fn run() -> RunId {
     RunId::parse(RUN).expect("an id")
 }
+
+/// The id of a run that comes and goes.
+pub(crate) fn other_run() -> RunId {
+    RunId::parse("other").expect("an id")
+}

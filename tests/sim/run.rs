@@ -28,7 +28,7 @@ const LINES_SHOWN: usize = 25;
 const KEPT: &str = include_str!("seeds.txt");
 
 /// What must have happened among some hundreds of seeds: a simulation that reaches none of it proves little.
-const REACHED: [&str; 40] = [
+const REACHED: [&str; 42] = [
     "accepted",
     "acknowledged",
     "acknowledged before",
@@ -61,6 +61,8 @@ const REACHED: [&str; 40] = [
     "returned",
     "rows compared",
     "rows seen by tails",
+    "runs deleted",
+    "settings changed",
     "stops",
     "told of drops",
     "told to try later",

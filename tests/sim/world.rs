@@ -14,6 +14,7 @@ use crate::applied::Applied;
 use crate::character::Character;
 use crate::executor::Spawner;
 use crate::model::{Model, Said};
+use crate::operator::Runs;
 use crate::plan::Plan;
 use crate::service::Row;
 
@@ -34,8 +35,7 @@ pub(crate) struct World {
     pub(crate) seen: RefCell<Vec<Row>>,
     /// Nothing goes wrong any more, and everybody comes to an end.
     pub(crate) calm: Cell<bool>,
-    /// That the run is there was answered: the version of its settings, and when it was made.
-    pub(crate) run_is_made: Cell<Option<(u64, u64)>>,
+    pub(crate) runs: RefCell<Runs>,
     chance: RefCell<SplitMix64>,
     trace: RefCell<Trace>,
     counts: RefCell<Counts>,
@@ -68,7 +68,7 @@ impl World {
             applied,
             seen: RefCell::default(),
             calm: Cell::new(false),
-            run_is_made: Cell::new(None),
+            runs: RefCell::default(),
             chance: RefCell::new(chance),
             trace: RefCell::new(Trace { digest: Xxh3::new(), lines: keeps_lines.then(Vec::new) }),
             counts: RefCell::default(),
