@@ -111,6 +111,7 @@ pub(crate) fn all(field: &mut Field) {
             world.check(format_args!("rows of {id} for {}", of_group.name), rows(&world, standing, of_group, &applied));
         }
     }
+    world.check("rows of two consumer groups", same_for_all(&world));
     for standing in all.iter().filter(|standing| standing.has_rows()) {
         world.check("rows of a tail", tail::rows(&world, standing.rollout, standing.attempt, &standing.accepted));
     }
@@ -188,6 +189,25 @@ fn rows(world: &World, standing: &Standing, group: &ConsumerGroup, applied: &App
     let policies: std::collections::BTreeSet<&str> = read.iter().map(|row| row.policy.as_str()).collect();
     let received = crate::case::Answer { rows: read.clone(), ..answer.clone() };
     policies.into_iter().try_for_each(|policy| invariants::check_rows(&limited, &received, policy))
+}
+
+/// A row is the same to the last byte for whoever takes it under the same bound of length.
+fn same_for_all(world: &World) -> Result<(), String> {
+    let groups = world.character.consumer_groups.iter().zip(&world.applied);
+    let mut first: BTreeMap<(Option<u32>, String), service::Row> = BTreeMap::new();
+    let mut rows: Vec<(Option<u32>, service::Row)> = Vec::new();
+    for (group, applied) in groups {
+        let bound = group.settings.max_row_tokens;
+        rows.extend(applied.borrow().rows.values().map(|row| (bound, row.clone())));
+    }
+    rows.extend(world.seen.borrow().iter().map(|row| (None, row.clone())));
+    for (bound, row) in rows {
+        let known = first.entry((bound, row.row_id.clone())).or_insert_with(|| row.clone());
+        if *known != row {
+            return Err(format!("{known:?} and {row:?}"));
+        }
+    }
+    Ok(())
 }
 
 /// These rows are some of those, or none if they come together.

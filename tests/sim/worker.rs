@@ -184,8 +184,10 @@ impl<'a> Stream<'a> {
     async fn leaves(&mut self) {
         let Some(Outgoing { sending, said, position }) = self.outgoing.pop_front() else { return };
         self.life.answered(position.0);
+        if let Said::Refused(reason) = &said {
+            self.world.count(reason.as_str(), 1);
+        }
         if said.is_for_later() {
-            self.world.count("told to try later", 1);
             // While the service stops, it is sent to the next.
             if !self.life.draining.get() {
                 self.world.sleep(RETRY_MS << sending.tries.min(RETRY_DOUBLINGS)).await;
