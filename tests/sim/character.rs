@@ -104,7 +104,7 @@ impl Character {
         let durability = if chance.below(5) == 0 { Durability::Os } else { Durability::Fsync };
         let mut pace = || [1, 1, 2, 4, 16][chance.below(5)];
         let paces = Paces { service: pace(), workers: pace(), trainers: pace(), disk: pace() };
-        let endings = (0..chance.below(5)).map(|_| ending(chance, durability)).collect();
+        let endings = (0..1 + chance.below(5)).map(|_| ending(chance, durability)).collect();
         Self {
             log: log(chance, durability),
             memory_budget_bytes: match chance.below(8) {
@@ -142,7 +142,7 @@ fn log(chance: &mut SplitMix64, durability: Durability) -> Options {
 
 fn ending(chance: &mut SplitMix64, durability: Durability) -> Ending {
     let machine_may_stop = durability == Durability::Fsync;
-    let steps = [20, 150, 600, 1500][chance.below(4)];
+    let steps = [60, 300, 800, 2000][chance.below(4)];
     let fault = |chance: &mut SplitMix64| match chance.below(3) {
         0 if machine_may_stop => Fault::Crash,
         1 => Fault::Full,

@@ -307,11 +307,9 @@ pub(crate) fn memory(field: &mut Field) {
     let tombstone = |reason: &str| limits::TOMBSTONE_BYTES + (RUN.len() + id_bytes + reason.len()) as u64;
     let mut expected = look.retired_rollouts * tombstone("acknowledged");
     for (reason, rollouts) in look.gone_rollouts {
-        expected += match reason {
-            EndReason::Superseded => 0,
-            EndReason::Harness => rollouts * tombstone(DISCARDED),
-            other => rollouts * tombstone(other.as_str()),
-        };
+        let text = if reason == EndReason::Harness { DISCARDED } else { reason.as_str() };
+        // What a newer attempt has replaced has no tombstone of its own.
+        expected += if reason == EndReason::Superseded { 0 } else { rollouts * tombstone(text) };
     }
     let mut groups: BTreeMap<&String, u64> = BTreeMap::new();
     for (rollout, planned) in world.plan.rollouts.iter().enumerate() {

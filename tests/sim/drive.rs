@@ -227,7 +227,7 @@ impl Field {
         let life = self.life();
         let (ready, disk) = (self.executor.ready(), life.disk_is_busy());
         if ready.is_empty() && !disk {
-            let Some(ms) = self.world.first_sleeper_ms() else { return false };
+            let Some(ms) = self.world.first_waiter_ms() else { return false };
             self.world.advance(ms);
             return true;
         }

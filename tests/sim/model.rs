@@ -148,34 +148,32 @@ impl Model {
 
     fn judge_refusal(&self, asked: &Request, known: &Known, reason: Reason, plan: &Plan) -> Result<(), String> {
         let case = &plan.rollouts[asked.rollout].case;
-        let call = match &asked.what {
-            What::Call { call, form, other } => Some((*call, form, *other)),
-            _ => None,
+        let call = if let What::Call { call, form, other } = &asked.what { Some((*call, form, *other)) } else { None };
+        let is = |one: Reason| reason == one;
+        let is_superseded = self.sent.get(&asked.rollout).is_some_and(|sent| *sent > asked.attempt);
+        let may_be_finalised = || {
+            let whole = |attempt: u32| {
+                let known = self.known(asked.rollout, attempt);
+                known.seal.is_some() && known.reward
+            };
+            (0..=asked.attempt).any(whole) && (!known.has(&asked.what) || known.may_accept(&asked.what, case))
         };
-        let fine = match reason {
-            Reason::LogFull | Reason::MemoryFull | Reason::Draining => true,
-            Reason::AttemptSuperseded => self.sent.get(&asked.rollout).is_some_and(|sent| *sent > asked.attempt),
-            Reason::RolloutFinalised => {
-                let whole = |attempt: u32| {
-                    let known = self.known(asked.rollout, attempt);
-                    known.seal.is_some() && known.reward
-                };
-                (0..=asked.attempt).any(whole) && (!known.has(&asked.what) || known.may_accept(&asked.what, case))
-            }
-            Reason::RolloutSealed => {
-                call.is_some_and(|(call, ..)| !known.calls.contains_key(&call)) && known.seal.is_some()
-            }
-            Reason::ResendFullPrompt => call.is_some_and(|(_, form, _)| *form != Form::Full),
-            Reason::CallConflict => {
-                call.is_some_and(|(call, _, other)| known.calls.get(&call).is_some_and(|(known, _)| *known != other))
-            }
-            Reason::GroupFull => {
-                let group = plan.rollouts[asked.rollout].group.as_ref();
-                let members = plan.rollouts.iter().filter(|other| other.group.as_ref() == group).count();
-                group.and_then(|group| plan.group_sizes.get(group)).is_some_and(|size| members > *size as usize)
-            }
-            _ => false,
+        let is_new_call = call.is_some_and(|(call, ..)| !known.calls.contains_key(&call));
+        let is_delta = call.is_some_and(|(_, form, _)| *form != Form::Full);
+        let is_other_call =
+            call.is_some_and(|(call, _, other)| known.calls.get(&call).is_some_and(|(known, _)| *known != other));
+        let group_is_small = || {
+            let group = plan.rollouts[asked.rollout].group.as_ref();
+            let members = plan.rollouts.iter().filter(|other| other.group.as_ref() == group).count();
+            group.and_then(|group| plan.group_sizes.get(group)).is_some_and(|size| members > *size as usize)
         };
+        let fine = Said::Refused(reason).is_for_later()
+            || (is(Reason::AttemptSuperseded) && is_superseded)
+            || (is(Reason::RolloutFinalised) && may_be_finalised())
+            || (is(Reason::RolloutSealed) && is_new_call && known.seal.is_some())
+            || (is(Reason::ResendFullPrompt) && is_delta)
+            || (is(Reason::CallConflict) && is_other_call)
+            || (is(Reason::GroupFull) && group_is_small());
         if fine { Ok(()) } else { Err(format!("where {known:?} is known")) }
     }
 }

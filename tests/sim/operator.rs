@@ -36,7 +36,7 @@ pub(crate) fn begin(world: &Rc<World>, life: &Rc<Life>) {
         }
         life.begun.set(true);
         while !world.calm.get() && !life.draining.get() {
-            world.sleep(world.below(LOOKS_MS[world.below(LOOKS_MS.len())]) as u64).await;
+            world.wait(world.below(LOOKS_MS[world.below(LOOKS_MS.len())]) as u64).await;
             match world.below(6) {
                 0 => change_settings(&world, &life).await,
                 1 => fill_other_run(&world, &life).await,
@@ -132,7 +132,7 @@ pub(crate) async fn delete_other_run(world: &World, life: &Life) {
     let deleted = ask(life, |reply| Command::DeleteRun(plan::other_run(), true, reply)).await;
     world.say("operator", format_args!("the other run is deleted: {deleted:?}"));
     if deleted.is_some() {
-        world.count("runs deleted", 1);
+        world.count("runs deleted", usize::from(matches!(deleted, Some(Ok(_)))));
         world.runs.borrow_mut().other = Some(false);
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn begin(world: &Rc<World>, life: &Rc<Life>) {
     world.clone().spawner.spawn(Owner::Operator, async move {
         while !world.calm.get() && !life.draining.get() {
             watch(&world, &life).await;
-            world.sleep(world.below(WATCHES_MS) as u64).await;
+            world.wait(world.below(WATCHES_MS) as u64).await;
         }
     });
 }
@@ -58,7 +58,7 @@ async fn watch(world: &Rc<World>, life: &Rc<Life>) {
     {
         world.fail(format!("a tail is refused: {refusal}"));
     }
-    let ends = world.sleep(world.below(WATCHES_MS) as u64);
+    let ends = world.wait(world.below(WATCHES_MS) as u64);
     tokio::pin!(ends);
     loop {
         let news = tokio::select! {
@@ -84,7 +84,7 @@ async fn watch(world: &Rc<World>, life: &Rc<Life>) {
             | ToConsumer::LeftOut { .. } => {}
         }
         if world.one_in(4) {
-            world.sleep(world.below(200) as u64).await;
+            world.wait(world.below(200) as u64).await;
         }
     }
     store.command(Command::Leave(consumer)).await;

@@ -63,7 +63,7 @@ pub(crate) fn dies(world: &Rc<World>, life: &Rc<Life>, group: usize, member: usi
     let world = Rc::clone(world);
     world.clone().spawner.spawn(Owner::Service, async move {
         if notices == 1 {
-            world.sleep(world.below(60_000) as u64).await;
+            world.wait(world.below(60_000) as u64).await;
         }
         store.command(Command::Leave(consumer)).await;
     });
@@ -101,7 +101,7 @@ impl Member {
                 return;
             }
             if !self.world.calm.get() && self.world.one_in(2) {
-                self.world.sleep(self.world.below(AWAY_MS) as u64).await;
+                self.world.wait(self.world.below(AWAY_MS) as u64).await;
             }
         }
     }
@@ -295,7 +295,7 @@ impl Member {
                 return Some(End::Again);
             }
             12 => self.ask_for_nothing(consumer).await,
-            _ => self.world.sleep(self.world.below(THINKS_MS[self.world.below(THINKS_MS.len())]) as u64).await,
+            _ => self.world.wait(self.world.below(THINKS_MS[self.world.below(THINKS_MS.len())]) as u64).await,
         }
         None
     }

@@ -158,7 +158,7 @@ impl<'a> Stream<'a> {
     async fn report(&mut self, sending: Sending) {
         let request = &self.world.plan.requests[sending.request];
         if self.world.one_in(DELAYS) {
-            self.world.sleep(self.world.below(DELAY_MS) as u64).await;
+            self.world.wait(self.world.below(DELAY_MS) as u64).await;
         }
         let may_open = self.world.model.borrow_mut().sends(request);
         let _permit = self.life.store.permit(request.weight).await;
@@ -190,13 +190,14 @@ impl<'a> Stream<'a> {
         if said.is_for_later() {
             // While the service stops, it is sent to the next.
             if !self.life.draining.get() {
-                self.world.sleep(RETRY_MS << sending.tries.min(RETRY_DOUBLINGS)).await;
+                self.world.wait(RETRY_MS << sending.tries.min(RETRY_DOUBLINGS)).await;
                 self.line.put(Sending { tries: sending.tries + 1, ..sending });
             }
             return;
         }
         self.world.count(
             match said {
+                Said::Accepted if self.world.calm.get() => "accepted in the end",
                 Said::Accepted => "accepted",
                 Said::Duplicate => "duplicates",
                 Said::AlreadyEnded { .. } => "already ended",

@@ -40,8 +40,8 @@ pub(crate) struct World {
     trace: RefCell<Trace>,
     counts: RefCell<Counts>,
     fault: RefCell<Option<String>>,
-    sleepers: RefCell<BTreeSet<(u64, u64)>>,
-    next_sleeper: Cell<u64>,
+    waiters: RefCell<BTreeSet<(u64, u64)>>,
+    next_waiter: Cell<u64>,
 }
 
 /// What happened, line by line.
@@ -73,8 +73,8 @@ impl World {
             trace: RefCell::new(Trace { digest: Xxh3::new(), lines: keeps_lines.then(Vec::new) }),
             counts: RefCell::default(),
             fault: RefCell::default(),
-            sleepers: RefCell::default(),
-            next_sleeper: Cell::new(0),
+            waiters: RefCell::default(),
+            next_waiter: Cell::new(0),
         })
     }
 
@@ -138,9 +138,9 @@ impl World {
     }
 
     /// Waits for so long.
-    pub(crate) async fn sleep(self: &Rc<Self>, ms: u64) {
+    pub(crate) async fn wait(self: &Rc<Self>, ms: u64) {
         let deadline_ms = self.clock.now_ms() + ms;
-        let _sleeper = Sleeper::new(self, deadline_ms);
+        let _waiter = Waiter::new(self, deadline_ms);
         self.clock.wait_until(Some(deadline_ms)).await;
     }
 
@@ -150,30 +150,30 @@ impl World {
     }
 
     /// How long until the first who waits goes on, if somebody does.
-    pub(crate) fn first_sleeper_ms(&self) -> Option<u64> {
-        let first = self.sleepers.borrow().first().copied();
+    pub(crate) fn first_waiter_ms(&self) -> Option<u64> {
+        let first = self.waiters.borrow().first().copied();
         first.map(|(deadline_ms, _)| deadline_ms.saturating_sub(self.clock.now_ms()))
     }
 }
 
 /// Somebody who waits; no longer when it is dropped.
-struct Sleeper {
+struct Waiter {
     world: Rc<World>,
     entry: (u64, u64),
 }
 
-impl Sleeper {
+impl Waiter {
     fn new(world: &Rc<World>, deadline_ms: u64) -> Self {
-        let number = world.next_sleeper.get();
-        world.next_sleeper.set(number + 1);
+        let number = world.next_waiter.get();
+        world.next_waiter.set(number + 1);
         let entry = (deadline_ms, number);
-        world.sleepers.borrow_mut().insert(entry);
+        world.waiters.borrow_mut().insert(entry);
         Self { world: Rc::clone(world), entry }
     }
 }
 
-impl Drop for Sleeper {
+impl Drop for Waiter {
     fn drop(&mut self) {
-        self.world.sleepers.borrow_mut().remove(&self.entry);
+        self.world.waiters.borrow_mut().remove(&self.entry);
     }
 }
