@@ -78,7 +78,9 @@ impl Field {
         let endings = self.world.character.endings.clone();
         let mut opening = None;
         for ending in endings {
-            self.open(opening);
+            if !self.open(opening) {
+                return;
+            }
             self.live(ending);
             self.end(ending.by);
             opening = ending.opening_fails;
@@ -86,16 +88,17 @@ impl Field {
                 return;
             }
         }
-        self.open(opening);
-        self.come_to_rest();
+        if self.open(opening) {
+            self.come_to_rest();
+        }
     }
 
     pub(crate) fn life(&self) -> Rc<Life> {
         Rc::clone(self.life.as_ref().expect("a life has begun"))
     }
 
-    /// Reads the log, as often as it takes, and begins to serve.
-    fn open(&mut self, opening: Option<OpeningFault>) {
+    /// Reads the log, as often as it takes, and begins to serve; false if it does not open, or not as it should.
+    fn open(&mut self, opening: Option<OpeningFault>) -> bool {
         if let Some(opening) = opening {
             self.world.count("openings struck", 1);
             match opening {
@@ -109,7 +112,8 @@ impl Field {
             match life::open(&self.world, &self.disk, &self.telemetry) {
                 Ok(opened) => {
                     self.disk.heal();
-                    return self.begin(opened);
+                    self.begin(opened);
+                    return self.world.fault().is_none();
                 }
                 Err(error) => {
                     self.world.say("service", format_args!("does not open: {error}"));
@@ -117,7 +121,8 @@ impl Field {
                     let is_told =
                         matches!(error, LogError::Segments(SegmentError::Io { .. } | SegmentError::Full { .. }));
                     if !is_told || (attempt > 0 && opening.is_some()) || attempt > 1 {
-                        return self.world.fail(format!("the log does not open: {error}"));
+                        self.world.fail(format!("the log does not open: {error}"));
+                        return false;
                     }
                 }
             }
@@ -128,6 +133,8 @@ impl Field {
             }
             self.disk.set_capacity_bytes(u64::MAX);
         }
+        self.world.fail("a disk without faults does not open");
+        false
     }
 
     fn begin(&mut self, opened: Opened) {
@@ -318,6 +325,7 @@ impl Field {
 
     /// Has the service stop as it is asked to.
     fn stop(&mut self) {
+        self.disk.set_capacity_bytes(u64::MAX);
         let life = self.life();
         life.start_draining();
         for _ in 0..DRAIN_STEPS {
@@ -390,7 +398,9 @@ impl Field {
         if self.world.fault().is_some() {
             return;
         }
-        self.open(None);
+        if !self.open(None) {
+            return;
+        }
         self.rest(true);
         check::memory(self);
         check::all(self);
