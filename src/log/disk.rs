@@ -47,6 +47,11 @@ impl DiskLog {
         self.segments.failed()
     }
 
+    /// Does the next thing of a log that is driven by hand ([`super::segments::Drive`]); false if there was nothing to do.
+    pub fn turn(&self) -> bool {
+        self.segments.turn()
+    }
+
     /// What it takes.
     #[must_use]
     pub fn figures(&self) -> Figures {

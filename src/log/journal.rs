@@ -115,6 +115,7 @@ impl<E> Journal<E> {
             };
             if waits {
                 tokio::select! {
+                    biased;
                     changed = durable.changed() => if changed.is_err() { std::future::pending::<()>().await },
                     () = self.appended.notified() => {}
                 }

@@ -57,7 +57,7 @@ pub struct Awaited {
     /// Those that were named as parents and not kept then; one that is kept later is required again, for that.
     named: HashSet<CallId>,
     cursor: usize,
-    /// Those behind the cursor that are not there.
+    /// Those that the cursor has passed and that are not there.
     given_up: HashSet<CallId>,
     /// How many of the list were gone through.
     #[cfg(test)]
@@ -111,8 +111,8 @@ impl Awaited {
                     self.cursor += 1;
                     self.require_parent(facts, call);
                 }
-                // One that was named before it was kept is waited for as kept, like one that was kept before it was named.
-                None if cause.is_given_up(facts) || (self.seen.contains(id) && Cause::Kept.is_given_up(facts)) => {
+                // One that was named first and is kept by now stands once more behind the cursor, for that.
+                None if cause.is_given_up(facts) || (cause.is_parent() && self.seen.contains(id)) => {
                     self.given_up.insert(id.clone());
                     self.cursor += 1;
                 }

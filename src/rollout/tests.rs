@@ -77,6 +77,12 @@ fn seal(kept: Option<&[&str]>, expected_calls: Option<u64>) -> Event {
     Event::Seal(Seal { kept: kept.map(list), expected_calls })
 }
 
+fn agent_end(kept: &[&str]) -> Event {
+    let kept = Some(kept.iter().map(call_id).collect());
+    let status = AgentStatus::Settled;
+    Event::AgentEnd(AgentEnd { agent_id: agent_id("a"), resumption: 0, status, kept, answers_read: Vec::new() })
+}
+
 fn reward() -> Event {
     Event::Reward(Reward { value: 1.0, components: BTreeMap::new() })
 }
@@ -229,6 +235,18 @@ fn a_kept_call_without_its_base_is_missing_however_it_was_first_named() {
 }
 
 #[test]
+fn a_named_parent_that_a_later_list_keeps_is_given_up_as_a_kept_call() {
+    let mut rollout = rollout(MissingCallRule::Finalise);
+    take(&mut rollout, seal(Some(&["a"]), None), 0);
+    take(&mut rollout, reward(), 0);
+    take(&mut rollout, call("a", Link::Parent(call_id("p")), on_base("b")), 0);
+    take(&mut rollout, plain("b"), 0);
+    take(&mut rollout, agent_end(&["p"]), 10);
+    assert_eq!(look(&mut rollout, 10 + CALLS_MS), (vec![Decision::MissingCallsFinalise], None));
+    assert!(rollout.finalised().unwrap().incomplete());
+}
+
+#[test]
 fn a_conflict_marks_a_rollout_that_is_finalised_too() {
     let mut rollout = rollout(MissingCallRule::Discard);
     take(&mut rollout, plain("a"), 0);
@@ -333,10 +351,11 @@ fn a_named_parent_that_is_kept_is_given_up_with_the_kept_ones() {
 
 proptest! {
     #[test]
-    fn a_clock_may_give_up_at_any_moment((events, _) in told(), places in proptest::collection::vec(0_usize..8, 3)) {
+    fn a_clock_may_give_up_at_any_moment((events, _) in told(), places in proptest::collection::vec(0_usize..8, 4)) {
         let mut rollout = rollout(MissingCallRule::Finalise);
         let mut steps: Vec<Result<Event, Decision>> = events.into_iter().map(Ok).collect();
-        let more = [Ok(reward()), Err(Decision::MissingCallsFinalise), Err(Decision::MissingParentsGivenUp)];
+        let (calls, parents) = (Decision::MissingCallsFinalise, Decision::MissingParentsGivenUp);
+        let more = [Ok(reward()), Ok(agent_end(&["0", "6"])), Err(calls), Err(parents)];
         for (step, place) in more.into_iter().zip(places) {
             // One that is behind the end never comes.
             if place <= steps.len() {

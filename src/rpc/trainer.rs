@@ -18,14 +18,13 @@ use crate::forest::plan::PolicyPlan;
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::limits;
 use crate::proto::v1::{self, subscribe_request, subscribe_response};
-use crate::queue::{ConsumerId, UnitId, UnitKind};
-use crate::rollout::run_settings::Unit;
+use crate::queue::{ConsumerId, UnitId};
 use crate::store::sequencer::{AckOutcome, Command, Subscription, ToConsumer, UnitDelivery};
 
 use super::connection::ConnectionShare;
 use super::convert::fields::{duration_ms, identifier, optional_identifier};
-use super::convert::parts::{UnitHead, UnitParts, UnitRows};
-use super::convert::rows::{RowIdentity, TOKEN_BYTES};
+use super::convert::parts::UnitParts;
+use super::convert::rows::TOKEN_BYTES;
 use super::convert::trainer as messages;
 use super::outgoing::{self, Outgoing, Responses};
 use super::receive::{self, Messages};
@@ -447,35 +446,21 @@ async fn send_heartbeat(shared: &Shared, consumer: ConsumerId, outgoing: &Outgoi
 
 /// Sends a unit in parts, of which only one is in memory at a time.
 async fn send_unit(shared: &Shared, delivery: UnitDelivery, outgoing: &Outgoing) -> bool {
-    let UnitDelivery { unit, kind, rows, tokens, delivery_number } = delivery;
+    let rows = &delivery.rows;
     let waited_ms = shared.store.clock().now_ms().saturating_sub(rows.finalised_at_ms);
-    if let (1, Some(run)) = (delivery_number, shared.store.run(&rows.about.run)) {
+    if let (1, Some(run)) = (delivery.delivery_number, shared.store.run(&rows.about.run)) {
         run.metrics.reward_to_row(Duration::from_millis(waited_ms));
     }
-    let head = UnitHead {
-        unit_id: unit.as_str().to_owned(),
-        unit: match kind {
-            UnitKind::Row => Unit::Row,
-            UnitKind::Rollout => Unit::Rollout,
-        },
-        delivery_count: delivery_number,
-        unit_tokens: tokens,
-        seek_count: 0,
-    };
-    let planned: Vec<_> = match rows.only {
-        Some((plan, row)) => rows.plans.get(plan).map(|plan| (plan.clone(), row..row + 1)).into_iter().collect(),
-        None => rows.plans.iter().map(|plan| (plan.clone(), 0..plan.rows.len())).collect(),
-    };
-    let room = match large_row_bytes(&planned) {
+    // What it holds in memory is counted until it is sent.
+    let _share = Arc::clone(&rows.share);
+    let room = match large_row_bytes(&rows.planned()) {
         None => None,
         Some(bytes) => match outgoing.unit_room(bytes).await {
             None => return false,
             room => room,
         },
     };
-    let identity = RowIdentity { run: rows.about.run, rollout: rows.about.rollout, attempt: rows.about.attempt };
-    let rows = UnitRows { rollout: rows.rollout, identity, finalised_unix_ms: rows.finalised_unix_ms, planned };
-    for part in UnitParts::new(&head, rows) {
+    for part in UnitParts::of(delivery) {
         let response = Some(subscribe_response::Response::UnitPart(part));
         if !outgoing.send(v1::SubscribeResponse { response }, room.as_ref()).await {
             return false;

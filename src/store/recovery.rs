@@ -1,6 +1,6 @@
 //! Opens the log on disk and builds the state again from all that it holds.
 //!
-//! It reads on a thread of its own, so that health and progress are answered meanwhile.
+//! The service reads on a thread of its own, so that health and progress are answered meanwhile.
 
 use std::sync::Arc;
 
@@ -33,18 +33,31 @@ pub async fn recover(
     storage: Arc<dyn Storage>,
     options: Options,
     progress: Arc<Progress>,
-    mut sequencer: Sequencer,
+    sequencer: Sequencer,
 ) -> Result<Recovery, LogError> {
     let (done, result) = oneshot::channel();
     std::thread::spawn(move || {
-        let mut visit = |position, dated| sequencer.replay_record(position, dated);
-        let opened = DiskLog::open(storage, options, &progress, &mut visit);
-        let ended = sequencer.replay_ends();
         // Who waited may have given up; then the log is closed again.
-        let _ = done.send(opened.and_then(|opened| ended.map(|()| opened)).map(|(log, recovered)| {
-            let last = Position(recovered.next_position.0.saturating_sub(1));
-            Recovery { sequencer, log, last, recovered }
-        }));
+        let _ = done.send(read(storage, options, &progress, sequencer));
     });
     result.await.unwrap_or(Err(LogError::GivenUp))
+}
+
+/// The same on this thread, which waits for the disk.
+///
+/// # Errors
+/// As [`recover`].
+pub fn read(
+    storage: Arc<dyn Storage>,
+    options: Options,
+    progress: &Progress,
+    mut sequencer: Sequencer,
+) -> Result<Recovery, LogError> {
+    let mut visit = |position, dated| sequencer.replay_record(position, dated);
+    let opened = DiskLog::open(storage, options, progress, &mut visit);
+    let ended = sequencer.replay_ends();
+    let (log, recovered) = opened?;
+    ended?;
+    let last = Position(recovered.next_position.0.saturating_sub(1));
+    Ok(Recovery { sequencer, log, last, recovered })
 }

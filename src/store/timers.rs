@@ -94,8 +94,10 @@ impl Store {
     pub async fn run_timers(&self) {
         loop {
             tokio::select! {
-                () = self.clock.wait_until(self.timers.first_ms()) => {}
+                // In this order, not by chance: a simulation that repeats does the same.
+                biased;
                 () = self.timers.earlier() => continue,
+                () = self.clock.wait_until(self.timers.first_ms()) => {}
             }
             for key in self.timers.due(self.clock.now_ms(), limits::TIMERS_AT_ONCE) {
                 self.deadline_came(&key);

@@ -18,6 +18,8 @@ mod reference;
 #[expect(dead_code, reason = "other tests use more of it")]
 #[path = "../support/service.rs"]
 mod service;
+#[path = "../support/stories.rs"]
+mod stories;
 #[path = "../model/verdict.rs"]
 mod verdict;
 #[expect(dead_code, reason = "other tests use more of it")]

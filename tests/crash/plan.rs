@@ -6,12 +6,11 @@
 use hedgerow::cli::shuffle::SplitMix64;
 use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::{self, AgentStatus, DiscardDisposition};
-use proptest::strategy::{Strategy, ValueTree};
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::case::{Case, Link, Settings};
 use crate::feed::{Form, Mention};
-use crate::{generator, service, wire};
+use crate::stories::{stories, stretch};
+use crate::{service, wire};
 
 /// Workers of a batch.
 pub(crate) const WORKERS: usize = 3;
@@ -75,14 +74,8 @@ impl Plan {
 
 /// Cases in which everything comes, and how their calls are mentioned.
 fn cases(chance: &mut SplitMix64, count: usize) -> Vec<(Case, Vec<Mention>)> {
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&chance.next_u64().to_le_bytes());
-    let config = Config { failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    let strategy = generator::stories();
-    let mut stories = Vec::with_capacity(count);
-    for _ in 0..count {
-        let story = strategy.new_tree(&mut runner).expect("any story will do").current();
+    let mut cases = Vec::with_capacity(count);
+    for story in stories(chance.next_u64(), count) {
         let (mut case, [mut mentions, _]) = (story.case, story.tellings);
         case.settings = Settings::default();
         let ids: Vec<String> = case.calls.iter().map(|call| call.id.clone()).collect();
@@ -95,9 +88,9 @@ fn cases(chance: &mut SplitMix64, count: usize) -> Vec<(Case, Vec<Mention>)> {
         // Most are as small as they come; some are long enough to fill many blocks.
         let times = [1, 1, 5, 24][chance.below(4)];
         stretch(&mut case, &mut mentions, times);
-        stories.push((case, mentions));
+        cases.push((case, mentions));
     }
-    stories
+    cases
 }
 
 /// Deltas only on what is the same text, on earlier calls, and one form of a delta for each call; the others in full.
@@ -111,20 +104,6 @@ fn settle(case: &Case, mentions: &mut [Mention]) {
         let form = told[mention.call].get_or_insert_with(|| mention.form.clone());
         if !fits || *form != mention.form {
             mention.form = Form::Full;
-        }
-    }
-}
-
-/// Each id so many times, which leaves every prefix a prefix.
-fn stretch(case: &mut Case, mentions: &mut [Mention], times: usize) {
-    let ids = |ids: &[u32]| ids.iter().flat_map(|id| vec![*id; times]).collect::<Vec<u32>>();
-    for call in &mut case.calls {
-        (call.prompt, call.generation) = (ids(&call.prompt), ids(&call.generation));
-        call.logprobs = call.logprobs.iter().flat_map(|value| vec![*value; times]).collect();
-    }
-    for mention in mentions {
-        if let Form::Delta { length, .. } = &mut mention.form {
-            *length *= times;
         }
     }
 }

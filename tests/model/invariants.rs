@@ -82,7 +82,8 @@ fn fate(case: &Case, answer: &Answer, call: &Call, policy: &str) -> Fate {
     }
 }
 
-fn count(case: &Case, answer: &Answer, policy: &str) -> CallLedger {
+/// What became of each call, for one policy.
+pub(crate) fn count(case: &Case, answer: &Answer, policy: &str) -> CallLedger {
     let mut ledger = CallLedger::default();
     for call in &case.calls {
         let on_walk = rows_of(answer, policy).any(|row| row.walk.contains(&call.id));

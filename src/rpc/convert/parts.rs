@@ -11,8 +11,10 @@ use prost::Message;
 use crate::forest::plan::PolicyPlan;
 use crate::limits;
 use crate::proto::v1;
+use crate::queue::UnitKind;
 use crate::rollout::FinalisedRollout;
 use crate::rollout::run_settings::Unit;
+use crate::store::sequencer::UnitDelivery;
 
 use super::rows::{RowIdentity, RowParts, RowSource};
 use super::settings::unit_message;
@@ -63,6 +65,26 @@ pub struct UnitParts {
 }
 
 impl UnitParts {
+    /// A unit that goes out, in messages of the size that goes to trainers.
+    #[must_use]
+    pub fn of(delivery: UnitDelivery) -> Self {
+        let UnitDelivery { unit, kind, rows, tokens, delivery_number } = delivery;
+        let head = UnitHead {
+            unit_id: unit.as_str().to_owned(),
+            unit: match kind {
+                UnitKind::Row => Unit::Row,
+                UnitKind::Rollout => Unit::Rollout,
+            },
+            delivery_count: delivery_number,
+            unit_tokens: tokens,
+            seek_count: 0,
+        };
+        let planned = rows.planned();
+        let identity = RowIdentity { run: rows.about.run, rollout: rows.about.rollout, attempt: rows.about.attempt };
+        let rows = UnitRows { rollout: rows.rollout, identity, finalised_unix_ms: rows.finalised_unix_ms, planned };
+        Self::new(&head, rows)
+    }
+
     /// Messages of the size that goes to trainers.
     #[must_use]
     pub fn new(head: &UnitHead, rows: UnitRows) -> Self {

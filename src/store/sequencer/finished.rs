@@ -1,5 +1,6 @@
 //! Finalised rollouts: units for every consumer group, until all are settled; then a tombstone.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::forest::plan::PolicyPlan;
@@ -46,6 +47,17 @@ pub struct UnitRows {
     pub only: Option<(usize, usize)>,
     /// What the rollout holds in memory, until its rows are sent.
     pub share: Arc<Share>,
+}
+
+impl UnitRows {
+    /// The rows, as places in their plans.
+    #[must_use]
+    pub fn planned(&self) -> Vec<(Arc<PolicyPlan>, Range<usize>)> {
+        match self.only {
+            Some((plan, row)) => self.plans.get(plan).map(|plan| (plan.clone(), row..row + 1)).into_iter().collect(),
+            None => self.plans.iter().map(|plan| (plan.clone(), 0..plan.rows.len())).collect(),
+        }
+    }
 }
 
 impl Retained {

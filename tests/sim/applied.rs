@@ -1,0 +1,117 @@
+//! What a consumer group has applied and kept in its checkpoint: rows by their ids, each once, and which units were acknowledged.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hedgerow::queue::UnitId;
+use hedgerow::rpc::convert::parts::UnitParts;
+use hedgerow::store::sequencer::{AckOutcome, UnitDelivery};
+
+use crate::service::{Row, Unit};
+
+/// What survives the death of the group's members.
+#[derive(Default)]
+pub(crate) struct Applied {
+    pub(crate) rows: BTreeMap<String, Row>,
+    /// Units whose rows are all in the checkpoint, with the member that has each.
+    pub(crate) units: BTreeMap<String, usize>,
+    /// Units of which it was answered that they are acknowledged, or dropped by hand: how many were before.
+    settled: BTreeMap<String, usize>,
+    /// Units that somebody asked to drop by hand.
+    pub(crate) drop_asked: BTreeSet<String>,
+}
+
+/// What was asked of units, each with whether it was known to be settled.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    gives_back: bool,
+    units: Vec<(String, bool)>,
+}
+
+/// The rows of a unit, from the messages that a trainer would be sent.
+pub(crate) fn gather(delivery: UnitDelivery) -> Result<Unit, String> {
+    let mut unit = Unit::default();
+    let mut whole = false;
+    for part in UnitParts::of(delivery) {
+        if whole {
+            return Err("there is more after the last part".to_owned());
+        }
+        whole = part.last;
+        unit.take(part);
+    }
+    if whole { Ok(unit) } else { Err("it has no last part".to_owned()) }
+}
+
+impl Applied {
+    /// How many units are settled.
+    pub(crate) fn settled_count(&self) -> usize {
+        self.settled.len()
+    }
+
+    /// It was answered that a unit is settled.
+    pub(crate) fn settle(&mut self, unit: &str) {
+        let before = self.settled.len();
+        self.settled.entry(unit.to_owned()).or_insert(before);
+    }
+
+    /// What is wrong with a unit that was given out when at least so many units were settled, if anything.
+    pub(crate) fn judge(&self, unit: &Unit, settled_count: usize) -> Result<(), String> {
+        if self.settled.get(&unit.unit_id).is_some_and(|place| *place < settled_count) {
+            return Err("it comes again after it was acknowledged, or dropped by hand".to_owned());
+        }
+        unit.rows.iter().try_for_each(|row| self.judge_row(row))
+    }
+
+    fn judge_row(&self, row: &Row) -> Result<(), String> {
+        match self.rows.get(&row.row_id) {
+            Some(known) if known != row => Err(format!("row {} is {row:?}, and was {known:?}", row.row_id)),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Puts a unit and its rows into the checkpoint. Rows that are there are not applied again.
+    pub(crate) fn keep(&mut self, member: usize, unit: Unit) -> Result<(), String> {
+        unit.rows.iter().try_for_each(|row| self.judge_row(row))?;
+        for row in unit.rows {
+            self.rows.entry(row.row_id.clone()).or_insert(row);
+        }
+        self.units.insert(unit.unit_id, member);
+        Ok(())
+    }
+
+    /// The units that a member may acknowledge.
+    pub(crate) fn held_by(&self, member: usize) -> Vec<String> {
+        let held = self.units.iter().filter(|(unit, holder)| **holder == member && !self.settled.contains_key(*unit));
+        held.map(|(unit, _)| unit.clone()).collect()
+    }
+
+    /// What became of acknowledgements, of which some were known to be settled when they were sent.
+    pub(crate) fn answered(&mut self, ask: &Ask, results: &[(UnitId, AckOutcome)]) -> Result<(), String> {
+        if !ask.units.iter().map(|(unit, _)| unit.as_str()).eq(results.iter().map(|(unit, _)| unit.as_str())) {
+            return Err(format!("{ask:?} is answered {results:?}"));
+        }
+        for ((unit, was_settled), (_, outcome)) in ask.units.iter().zip(results) {
+            let fine = match (outcome, ask.gives_back) {
+                (AckOutcome::Returned, true) => !was_settled,
+                (AckOutcome::NotHeld, true) => true,
+                (AckOutcome::Acknowledged, false) => self.units.contains_key(unit) && !was_settled,
+                (AckOutcome::Already, false) => self.units.contains_key(unit),
+                (AckOutcome::Dropped, false) => self.drop_asked.contains(unit),
+                (AckOutcome::Unknown, false) => !self.units.contains_key(unit),
+                _ => false,
+            };
+            if !fine {
+                return Err(format!("{unit}, settled before: {was_settled}, is {outcome:?}"));
+            }
+            if !ask.gives_back && self.units.contains_key(unit) {
+                self.settle(unit);
+            }
+        }
+        Ok(())
+    }
+
+    /// An acknowledgement of these units, or that they are given back.
+    pub(crate) fn ask(&self, gives_back: bool, units: &[String]) -> Ask {
+        let with = |unit: &String| (unit.clone(), self.settled.contains_key(unit));
+        Ask { gives_back, units: units.iter().map(with).collect() }
+    }
+}

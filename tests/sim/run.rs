@@ -1,0 +1,159 @@
+//! Many seeds at once, each in one thread, and what came of them.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use hedgerow::telemetry::Telemetry;
+use parking_lot::Mutex;
+
+use crate::drive::{self, Outcome};
+use crate::world::Counts;
+
+/// Seeds of a run that is told no number.
+const SEEDS: u64 = 500;
+/// Threads, each with seeds of its own.
+const THREADS: usize = 2;
+/// One in so many seeds is run twice, and must leave the same trace.
+const TWICE: u64 = 25;
+/// So many seeds reach everything that is counted.
+const SEEDS_REACH_ALL: usize = 500;
+/// Lines of a trace that are shown of a failure.
+const LINES_SHOWN: usize = 25;
+
+/// Those that failed once, one on a line.
+const KEPT: &str = include_str!("seeds.txt");
+
+/// What must have happened among some hundreds of seeds: a simulation that reaches none of it proves little.
+const REACHED: [&str; 43] = [
+    "accepted",
+    "acknowledged",
+    "acknowledged before",
+    "already ended",
+    "broken streams",
+    "discarded",
+    "discarded for broken links",
+    "discarded for missing calls",
+    "dropped by hand",
+    "duplicates",
+    "ends at rest",
+    "finalised",
+    "gone idle",
+    "kills",
+    "leases ended",
+    "lives with a disk that fails",
+    "logs failed",
+    "machines stopped",
+    "members let go",
+    "not held",
+    "notices",
+    "open",
+    "openings failed",
+    "openings struck",
+    "records lost unanswered",
+    "refused",
+    "released by hand",
+    "retired",
+    "retired without calls",
+    "returned",
+    "rows compared",
+    "rows seen by tails",
+    "runs deleted",
+    "settings changed",
+    "stops",
+    "told of drops",
+    "log_full",
+    "memory_full",
+    "torn ends",
+    "trainers died",
+    "units given again",
+    "units held again",
+    "workers died",
+];
+
+/// Shows one seed.
+pub(crate) fn one(seed: u64) -> ExitCode {
+    let outcome = attempt(seed, &Telemetry::new(), true);
+    outcome.lines.iter().for_each(|line| println!("{line}"));
+    println!("{:?}", outcome.counts);
+    println!("trace {:032x}", outcome.digest);
+    let failed = u32::from(outcome.fault.is_some());
+    if let Some(fault) = &outcome.fault {
+        println!("FAILED {fault}");
+    }
+    println!("{} passed, {failed} failed", 1 - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs so many seeds from this one on, after those that failed once.
+pub(crate) fn many(seeds: Option<u64>, first: Option<u64>) -> ExitCode {
+    let (seeds, first) = (seeds.unwrap_or(SEEDS), first.unwrap_or(1));
+    println!("tests/sim.sh --seeds {seeds} --first-seed {first}");
+    let kept = KEPT.lines().filter_map(|line| line.split('#').next()?.trim().parse().ok());
+    let all: Vec<u64> = kept.chain(first..first.saturating_add(seeds)).collect();
+    let (begun, next) = (Instant::now(), AtomicUsize::new(0));
+    let (counts, failed) = (Mutex::new(Counts::new()), Mutex::new(BTreeSet::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let telemetry = Telemetry::new();
+                while let Some(seed) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match check(*seed, &telemetry) {
+                        Ok(counted) => {
+                            let mut counts = counts.lock();
+                            counted.into_iter().for_each(|(what, many)| *counts.entry(what).or_default() += many);
+                        }
+                        Err(fault) => {
+                            println!("FAILED seed {seed}: {fault}");
+                            println!("repeat it with tests/sim.sh --seed {seed}, and keep it in tests/sim/seeds.txt");
+                            failed.lock().insert(*seed);
+                        }
+                    }
+                    telemetry.upkeep();
+                }
+            });
+        }
+    });
+    let (counts, mut failures) = (counts.into_inner(), failed.into_inner().len());
+    counts.iter().for_each(|(what, many)| println!("{many:>9} {what}"));
+    let missed: Vec<_> = REACHED.iter().filter(|what| !counts.contains_key(*what)).collect();
+    if all.len() >= SEEDS_REACH_ALL && !missed.is_empty() {
+        println!("FAILED: never happened: {missed:?}");
+        failures += 1;
+    }
+    println!("{} seeds in {:.1} s", all.len(), begun.elapsed().as_secs_f64());
+    println!("{} passed, {failures} failed", all.len().saturating_sub(failures));
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs a seed, some of them twice.
+fn check(seed: u64, telemetry: &Arc<Telemetry>) -> Result<Counts, String> {
+    let outcome = attempt(seed, telemetry, false);
+    if seed.is_multiple_of(TWICE) && attempt(seed, telemetry, false).digest != outcome.digest {
+        let [one, other] = [attempt(seed, telemetry, true), attempt(seed, telemetry, true)].map(|run| run.lines);
+        let differ = one.iter().zip(&other).find(|(one, other)| one != other);
+        return Err(format!("it leaves another trace each time; the first difference, if it is one: {differ:#?}"));
+    }
+    match outcome.fault {
+        None => Ok(outcome.counts),
+        Some(fault) => {
+            let lines = attempt(seed, telemetry, true).lines;
+            let shown = lines.len().saturating_sub(LINES_SHOWN);
+            Err(format!("{fault}\n{}", lines[shown..].join("\n")))
+        }
+    }
+}
+
+/// A panic of the service is a fault of the seed.
+fn attempt(seed: u64, telemetry: &Arc<Telemetry>, keeps_lines: bool) -> Outcome {
+    let run = catch_unwind(AssertUnwindSafe(|| drive::run(seed, telemetry, keeps_lines)));
+    run.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().cloned();
+        let said = said.or_else(|| panic.downcast_ref::<&str>().map(|said| (*said).to_owned()));
+        let fault = Some(format!("it panicked: {}", said.unwrap_or_default()));
+        Outcome { digest: 0, fault, lines: Vec::new(), counts: Counts::new() }
+    })
+}

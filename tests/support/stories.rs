@@ -1,0 +1,32 @@
+//! Random stories of the generator, made again from a seed by whoever needs them.
+
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use crate::case::Case;
+use crate::feed::{Form, Mention};
+use crate::generator::{self, Story};
+
+/// So many stories.
+pub(crate) fn stories(seed: u64, count: usize) -> Vec<Story> {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config { failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let strategy = generator::stories();
+    (0..count).map(|_| strategy.new_tree(&mut runner).expect("any story will do").current()).collect()
+}
+
+/// Each id so many times, which leaves every prefix a prefix.
+pub(crate) fn stretch(case: &mut Case, mentions: &mut [Mention], times: usize) {
+    let ids = |ids: &[u32]| ids.iter().flat_map(|id| vec![*id; times]).collect::<Vec<u32>>();
+    for call in &mut case.calls {
+        (call.prompt, call.generation) = (ids(&call.prompt), ids(&call.generation));
+        call.logprobs = call.logprobs.iter().flat_map(|value| vec![*value; times]).collect();
+    }
+    for mention in mentions {
+        if let Form::Delta { length, .. } = &mut mention.form {
+            *length *= times;
+        }
+    }
+}
