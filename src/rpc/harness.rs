@@ -227,8 +227,13 @@ impl ReportStream {
                 let _in_flight = shared.in_flight(weight(&request)).await;
                 shared.answer(Some(*reporter), request).await
             }
-            Received::Refused(request_seq, refusal) => {
-                (shared.answer_message(request_seq, Reply::Refused(refusal), None), Position::default())
+            Received::Refused(told, refusal) => {
+                let about = convert::report::rollout_ref(told.rollout.as_ref()).ok();
+                if let Some(about) = &about {
+                    shared.store.note_refusal(about, refusal.call_id.as_ref(), refusal.reason);
+                }
+                let answer = shared.answer_message(told.request_seq, Reply::Refused(refusal), about.as_ref());
+                (answer, Position::default())
             }
         };
         turn.worked(arrived_us, clock.now_us());

@@ -1,3 +1,5 @@
+//! Batches that wait for room, and answers that wait to leave.
+
 use std::pin::pin;
 
 use futures_util::FutureExt;

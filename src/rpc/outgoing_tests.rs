@@ -1,3 +1,5 @@
+//! Trainers that read, and trainers that do not.
+
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::pin::pin;

@@ -1,3 +1,5 @@
+//! What counts as unread, and until when.
+
 use std::task::Waker;
 
 use super::*;
@@ -99,7 +101,7 @@ impl Stream {
         let context = Context::from_waker(Waker::noop());
         match self.reader.poll_frame(&mut self.body, &context) {
             Poll::Ready(Some(Ok(frame))) => frame.data_ref().map_or(0, Bytes::len),
-            _ => 0,
+            Poll::Ready(_) | Poll::Pending => 0,
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::rpc::refused;
 use super::framing::HEADER_BYTES;
 use super::gather::Gather;
 use super::lists::Listed;
-use super::scan;
+use super::scan::{self, Told};
 
 /// Messages as they come. What was read of a message is not lost if waiting for the next one is given up.
 pub(in crate::rpc) struct Messages<M> {
@@ -63,11 +63,12 @@ impl<M> Messages<M> {
 }
 
 /// What has come of a stream of reports.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, and each request would have to be put in a box")]
 pub(in crate::rpc) enum Received {
     /// A request.
     Request(v1::ReportRequest),
-    /// One that cannot be taken, by its number, and why: the stream goes on.
-    Refused(u64, Refusal),
+    /// One that cannot be taken, as far as it could be read, and why: the stream goes on.
+    Refused(Told, Refusal),
 }
 
 impl<M: Message + Default + Listed> Messages<M> {
@@ -111,8 +112,11 @@ impl Messages<v1::ReportRequest> {
         let Some(message) = self.next().await? else { return Ok(None) };
         match decode(message.clone()) {
             Ok(request) => Ok(Some(Received::Request(request))),
-            Err(refusal) => match scan::request_seq(&message) {
-                Some(request_seq) => Ok(Some(Received::Refused(request_seq, refusal))),
+            Err(refusal) => match scan::told(&message) {
+                Some(mut told) => {
+                    let refusal = Refusal { call_id: told.call.take(), agent_id: told.agent.take(), ..refusal };
+                    Ok(Some(Received::Refused(told, refusal)))
+                }
                 None => Err(refused(refusal)),
             },
         }

@@ -1,15 +1,36 @@
 //! Messages as they were sent: what is read of them before they are decoded, or if they cannot be.
 
 use bytes::Buf as _;
+use prost::Message as _;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use crate::error::{Reason, Refusal};
+use crate::ids::{AgentId, CallId};
 use crate::limits;
+use crate::proto::v1;
 
 use super::lists::{COUNTERS, List, Shape};
 
-/// The tag of `ReportRequest.request_seq`.
-const REQUEST_SEQ_TAG: u32 = 1;
+/// The tags of fields of `ReportRequest`: its number, its rollout, and the events whose refusal names a call or an agent.
+const REQUEST_SEQ: u32 = 1;
+const ROLLOUT: u32 = 2;
+const CALL: u32 = 4;
+const AGENT_END: u32 = 6;
+/// The tags of what they name.
+const CALL_ID: u32 = 1;
+const AGENT_OF_CALL: u32 = 2;
+const AGENT_OF_END: u32 = 1;
+
+/// What a request that is not decoded says of itself.
+#[derive(Debug, Default)]
+pub(in crate::rpc) struct Told {
+    /// Its number.
+    pub(in crate::rpc) request_seq: u64,
+    /// Its rollout, as far as that can be told.
+    pub(in crate::rpc) rollout: Option<v1::RolloutRef>,
+    pub(super) call: Option<CallId>,
+    pub(super) agent: Option<AgentId>,
+}
 
 /// The fields of a message, one after another, up to where it makes no sense any more.
 struct Fields<'a> {
@@ -66,17 +87,36 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// The number of a request that cannot be decoded; none if it cannot be told either.
-pub(super) fn request_seq(message: &[u8]) -> Option<u64> {
+/// What a request says of itself, though it is not decoded; none if its number cannot be told.
+pub(super) fn told(message: &[u8]) -> Option<Told> {
     let mut fields = Fields::of(message);
-    let mut found = None;
+    let (mut request_seq, mut told) = (None, Told::default());
     for (tag, value) in &mut fields {
-        if let (REQUEST_SEQ_TAG, Value::Number(request_seq)) = (tag, value) {
-            found = Some(request_seq);
+        match (tag, value) {
+            (REQUEST_SEQ, Value::Number(number)) => request_seq = Some(number),
+            (ROLLOUT, Value::Bytes(Some(bytes))) => told.rollout = v1::RolloutRef::decode(bytes).ok(),
+            (CALL, Value::Bytes(Some(bytes))) => {
+                told.call = text(bytes, CALL_ID).and_then(|id| CallId::parse(id).ok());
+                told.agent = text(bytes, AGENT_OF_CALL).and_then(|id| AgentId::parse(id).ok());
+            }
+            (AGENT_END, Value::Bytes(Some(bytes))) => {
+                told.agent = text(bytes, AGENT_OF_END).and_then(|id| AgentId::parse(id).ok());
+            }
+            (_, Value::Number(_) | Value::Bytes(_) | Value::Other) => {}
         }
     }
     // Left out, it is 0.
-    found.or((!fields.is_broken).then_some(0))
+    told.request_seq = request_seq.or((!fields.is_broken).then_some(0))?;
+    Some(told)
+}
+
+/// The text in a field of a message.
+fn text(message: &[u8], wanted: u32) -> Option<&str> {
+    let mut texts = Fields::of(message).filter_map(|(tag, value)| match value {
+        Value::Bytes(Some(bytes)) if tag == wanted => std::str::from_utf8(bytes).ok(),
+        Value::Bytes(_) | Value::Number(_) | Value::Other => None,
+    });
+    texts.next()
 }
 
 /// Where in a message something stands.

@@ -1,3 +1,5 @@
+//! Lists that are too long, and requests that mean nothing, as they are sent.
+
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
@@ -75,6 +77,10 @@ fn lists_that_are_too_long_are_refused_by_name_wherever_they_stand() {
     assert_eq!(refusal(states), (Reason::OverLimit, "states".to_owned()));
 }
 
+fn request_seq(message: &[u8]) -> Option<u64> {
+    told(message).map(|told| told.request_seq)
+}
+
 #[test]
 fn the_number_of_a_request_is_found_though_it_cannot_be_decoded() {
     let odd_id = [0x12, 4, 0x0a, 2, 0xff, 0xfe];
@@ -82,6 +88,13 @@ fn the_number_of_a_request_is_found_though_it_cannot_be_decoded() {
     assert_eq!(request_seq(&[&odd_id[..], &[0x08, 7]].concat()), Some(7));
     assert_eq!(request_seq(&odd_id), Some(0), "left out, it is 0");
     assert_eq!(request_seq(&[0x08, 7, 0x12, 0xff]), Some(7), "what follows goes on beyond the end");
+    let rollout = v1::RolloutRef { rollout_id: "x".to_owned(), ..v1::RolloutRef::default() };
+    let call = v1::Call { call_id: "c".to_owned(), agent_id: "a".to_owned(), ..v1::Call::default() };
+    let event = Some(v1::report_request::Event::Call(call));
+    let request = v1::ReportRequest { request_seq: 1, rollout: Some(rollout.clone()), event };
+    let told = told(&request.encode_to_vec()).unwrap();
+    let (call, agent) = (told.call.unwrap().to_string(), told.agent.unwrap().to_string());
+    assert_eq!((told.rollout, call.as_str(), agent.as_str()), (Some(rollout), "c", "a"));
     for broken in [&[0x12, 0xff][..], &[0x0b], &[0x12, 9, 1], &[0x07], &[0x08]] {
         assert_eq!(request_seq(broken), None, "{broken:?}");
     }
