@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use hedgerow::telemetry::Telemetry;
 use parking_lot::Mutex;
@@ -17,6 +18,8 @@ use crate::world::Counts;
 const SEEDS: u64 = 500;
 /// Threads, each with seeds of its own.
 const THREADS: usize = 2;
+/// How long no seed may come to its end; only a failing one takes so long.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// One in so many seeds is run twice, and must leave the same trace.
 const TWICE: u64 = 25;
 /// So many seeds reach everything that is counted.
@@ -94,30 +97,27 @@ pub(crate) fn many(seeds: Option<u64>, first: Option<u64>) -> ExitCode {
     println!("tests/sim.sh --seeds {seeds} --first-seed {first}");
     let kept = KEPT.lines().filter_map(|line| line.split('#').next()?.trim().parse().ok());
     let all: Vec<u64> = kept.chain(first..first.saturating_add(seeds)).collect();
-    let (begun, next) = (Instant::now(), AtomicUsize::new(0));
-    let (counts, failed) = (Mutex::new(Counts::new()), Mutex::new(BTreeSet::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                let telemetry = Telemetry::new();
-                while let Some(seed) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match check(*seed, &telemetry) {
-                        Ok(counted) => {
-                            let mut counts = counts.lock();
-                            counted.into_iter().for_each(|(what, many)| *counts.entry(what).or_default() += many);
-                        }
-                        Err(fault) => {
-                            println!("FAILED seed {seed}: {fault}");
-                            println!("repeat it with tests/sim.sh --seed {seed}, and keep it in tests/sim/seeds.txt");
-                            failed.lock().insert(*seed);
-                        }
-                    }
-                    telemetry.upkeep();
-                }
-            });
+    let begun = Instant::now();
+    let (mut counts, mut passed, mut failures) = (Counts::new(), 0, 0);
+    let (results, underway) = begin(all.clone());
+    for _ in 0..all.len() {
+        match results.recv_timeout(SILENCE_MAX) {
+            Ok((_, Ok(counted))) => {
+                counted.into_iter().for_each(|(what, many)| *counts.entry(what).or_default() += many);
+                passed += 1;
+            }
+            Ok((seed, Err(fault))) => {
+                println!("FAILED seed {seed}: {fault}");
+                println!("repeat it with tests/sim.sh --seed {seed}, and keep it in tests/sim/seeds.txt");
+                failures += 1;
+            }
+            Err(_) => {
+                println!("FAILED: one of the seeds {:?} does not come to an end", underway.lock());
+                failures += 1;
+                break;
+            }
         }
-    });
-    let (counts, mut failures) = (counts.into_inner(), failed.into_inner().len());
+    }
     counts.iter().for_each(|(what, many)| println!("{many:>9} {what}"));
     let missed: Vec<_> = REACHED.iter().filter(|what| !counts.contains_key(*what)).collect();
     if all.len() >= SEEDS_REACH_ALL && !missed.is_empty() {
@@ -125,8 +125,34 @@ pub(crate) fn many(seeds: Option<u64>, first: Option<u64>) -> ExitCode {
         failures += 1;
     }
     println!("{} seeds in {:.1} s", all.len(), begun.elapsed().as_secs_f64());
-    println!("{} passed, {failures} failed", all.len().saturating_sub(failures));
+    println!("{passed} passed, {failures} failed");
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What came of a seed.
+type Done = (u64, Result<Counts, String>);
+
+/// Has threads run all seeds; gives what comes of them, and which are under way.
+fn begin(all: Vec<u64>) -> (Receiver<Done>, Arc<Mutex<BTreeSet<u64>>>) {
+    let (done, results) = channel();
+    let (all, next, underway) = (Arc::new(all), Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::default()));
+    for _ in 0..THREADS {
+        let (all, next, done) = (Arc::clone(&all), Arc::clone(&next), done.clone());
+        let under: Arc<Mutex<BTreeSet<u64>>> = Arc::clone(&underway);
+        std::thread::spawn(move || {
+            let telemetry = Telemetry::new();
+            while let Some(seed) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                under.lock().insert(*seed);
+                let result = check(*seed, &telemetry);
+                under.lock().remove(seed);
+                telemetry.upkeep();
+                if done.send((*seed, result)).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    (results, underway)
 }
 
 /// Runs a seed, some of them twice.
