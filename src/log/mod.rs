@@ -11,6 +11,7 @@ pub mod disk;
 pub mod journal;
 pub mod memory;
 pub mod segments;
+pub mod totals;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ use crate::queue::{DropReason, GroupDefinition, UnitId};
 use crate::rollout::event::RolloutRecord;
 use crate::rollout::run_settings::RunSettings;
 use crate::rollout::settings::RolloutSettings;
+
+use totals::RunTotals;
 
 /// The place of a record in the log; the first is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -139,6 +142,13 @@ pub enum Record {
         created_unix_ms: u64,
         /// Its consumer groups.
         consumer_groups: Vec<(ConsumerGroupId, GroupDefinition)>,
+    },
+    /// What a run had counted at the end of the last snapshot.
+    RunTotals {
+        /// The run.
+        run: RunId,
+        /// What it had counted.
+        totals: RunTotals,
     },
     /// A copy of a rollout begins, with all that is known of its opening: so many [`Record::RolloutCopied`] follow, with nothing
     /// else of the rollout between them. What the log held of it before is not needed any more when the last has come.

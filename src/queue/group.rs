@@ -1,11 +1,11 @@
 //! One consumer group: what is pushed to it, and how units settle. Its consumers' side is in `lease`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::consumers::{Consumers, UnitNumber};
 use super::definition::{GroupDefinition, QueueBounds};
 use super::effect::{AckResult, QueueEffect, ReleaseResult};
-use super::ledger::{Ledger, Source};
+use super::ledger::{Ledger, SettledSum, Source};
 use super::unit::{DropReason, NewUnit, ParkedFor, Place, UnitId};
 
 /// One consumer group. `K` identifies a rollout, `P` is the handle to a unit's rows.
@@ -203,6 +203,22 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.ledger.sources.remove(source);
         self.verify();
         dropped
+    }
+
+    /// What was settled of rollouts that it does not remember any more: acknowledged, and dropped by reason.
+    #[must_use]
+    pub fn forgotten(&self) -> (SettledSum, &BTreeMap<DropReason, SettledSum>) {
+        (self.ledger.counts.forgotten_acknowledged, &self.ledger.counts.forgotten_dropped)
+    }
+
+    /// Counts what was settled before it was made again.
+    pub fn restore_forgotten(
+        &mut self,
+        acknowledged: SettledSum,
+        dropped: impl Iterator<Item = (DropReason, SettledSum)>,
+    ) {
+        self.ledger.restore_forgotten(acknowledged, dropped);
+        self.verify();
     }
 
     /// The units of a rollout, and where they stand; none if it was not given to this group, or is forgotten.

@@ -38,6 +38,43 @@ impl Sum {
     }
 }
 
+/// Units that are settled and not remembered any more, with what is in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SettledSum {
+    /// Units.
+    pub units: u64,
+    /// Tokens in them.
+    pub tokens: u64,
+    /// Rows in them.
+    pub rows: u64,
+}
+
+impl SettledSum {
+    /// What it has more than another.
+    #[must_use]
+    pub fn beyond(self, other: Self) -> Self {
+        Self {
+            units: self.units.saturating_sub(other.units),
+            tokens: self.tokens.saturating_sub(other.tokens),
+            rows: self.rows.saturating_sub(other.rows),
+        }
+    }
+
+    fn add(&mut self, more: Self) {
+        self.units += more.units;
+        self.tokens += more.tokens;
+        self.rows += more.rows;
+    }
+}
+
+impl Sum {
+    fn add_all(&mut self, sum: SettledSum) {
+        self.tally.units += sum.units;
+        self.tally.tokens += sum.tokens;
+        self.rows += sum.rows;
+    }
+}
+
 /// What became of the rows of everything pushed: `made = waiting + leased + parked + acknowledged + dropped` (RULES 3.6.4).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RowStates {
@@ -69,6 +106,10 @@ pub(super) struct Counts {
     pub(super) dropped: BTreeMap<DropReason, Sum>,
     /// Units no longer remembered; all of them acknowledged or dropped.
     pub(super) forgotten: Sum,
+    /// Of these, the acknowledged.
+    pub(super) forgotten_acknowledged: SettledSum,
+    /// Of these, the dropped, by reason.
+    pub(super) forgotten_dropped: BTreeMap<DropReason, SettledSum>,
     /// Times that a unit was given out.
     pub(super) deliveries: u64,
     /// Of these, how many were not a unit's first.
@@ -231,6 +272,31 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         self.numbers.remove(&unit.id);
         self.undeliverable.remove(&number);
         self.counts.forgotten.add(unit.tokens, unit.rows);
+        let sum = SettledSum { units: 1, tokens: unit.tokens, rows: unit.rows };
+        match unit.place {
+            Place::Acknowledged => self.counts.forgotten_acknowledged.add(sum),
+            Place::Dropped(reason) => self.counts.forgotten_dropped.entry(reason).or_default().add(sum),
+            Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Parked(_) => {}
+        }
+    }
+
+    /// Counts units that were forgotten before this ledger was made.
+    pub(super) fn restore_forgotten(
+        &mut self,
+        acknowledged: SettledSum,
+        dropped: impl Iterator<Item = (DropReason, SettledSum)>,
+    ) {
+        let counts = &mut self.counts;
+        counts.acknowledged.add_all(acknowledged);
+        counts.forgotten_acknowledged.add(acknowledged);
+        counts.pushed.add_all(acknowledged);
+        counts.forgotten.add_all(acknowledged);
+        for (reason, sum) in dropped {
+            counts.dropped.entry(reason).or_default().add_all(sum);
+            counts.forgotten_dropped.entry(reason).or_default().add(sum);
+            counts.pushed.add_all(sum);
+            counts.forgotten.add_all(sum);
+        }
     }
 
     /// Puts those whose delay is over back to their places in the line.

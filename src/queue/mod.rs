@@ -53,7 +53,7 @@ pub use effect::{
     AckResult, Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, QueueEffect, ReleaseResult, Ticked,
 };
 pub use group::ConsumerGroup;
-pub use ledger::{RowStates, Tally};
+pub use ledger::{RowStates, SettledSum, Tally};
 pub use stats::{ConsumerFacts, GroupStats, WaitReason, WaitingFor};
 pub use unit::{ConsumerId, DropReason, NewUnit, ParkedFor, Place, UnitId, UnitKind};
 

@@ -125,6 +125,7 @@ fn take(log: &dyn Log, all: &mut HashMap<RolloutKey, Found>, position: Position,
         | Record::UnitReleased { .. }
         | Record::SnapshotBegins { .. }
         | Record::RunSnapshot { .. }
+        | Record::RunTotals { .. }
         | Record::Tombstones { .. } => false,
     }
 }

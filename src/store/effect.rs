@@ -127,6 +127,15 @@ pub enum Sequenced {
         /// For each unit.
         results: Vec<(UnitId, AckOutcome)>,
     },
+    /// An open attempt was superseded by a newer one. Not in replay.
+    Superseded {
+        /// Its run.
+        run: RunId,
+        /// Where its records begin.
+        home: Position,
+        /// Calls that it had.
+        calls: u64,
+    },
     /// A snapshot of the small state is whole and durable. Not in replay.
     Snapshot {
         /// Where it begins.
@@ -147,6 +156,7 @@ impl Sequenced {
         match self {
             Self::Finalised { key, .. } | Self::Discarded { key, .. } => Some(&key.run),
             Self::Declared { run, .. }
+            | Self::Superseded { run, .. }
             | Self::ConsumerGroup { run, .. }
             | Self::Acknowledged { run, .. }
             | Self::UnitDropped { run, .. }

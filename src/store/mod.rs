@@ -213,6 +213,11 @@ impl Store {
         }
     }
 
+    /// Whether records are being replayed.
+    pub(crate) fn is_replaying(&self) -> bool {
+        self.replayed_unix_ms.load(Ordering::Relaxed) != u64::MAX
+    }
+
     /// In replay: when the record that comes next was applied first; `None` at its end.
     pub(crate) fn replaying(&self, unix_ms: Option<u64>) {
         self.replayed_unix_ms.store(unix_ms.unwrap_or(u64::MAX), Ordering::Relaxed);

@@ -57,6 +57,7 @@ impl Reading {
             | Record::UnitReleased { .. }
             | Record::RolloutCopyBegins { .. }
             | Record::RolloutCopied { .. }
+            | Record::RunTotals { .. }
             | Record::Tombstones { .. } => (!self.passes_over).then_some(dated),
         }
     }
@@ -93,6 +94,7 @@ impl Sequencer {
         self.store().replaying(None);
         // What did not come to its end comes to nothing.
         self.copying.clear();
+        self.count_calls();
         match self.reading.first {
             Some(first) if self.reading.passes_over => Err(LogError::NoSnapshot(first)),
             Some(_) | None => Ok(()),
@@ -107,6 +109,7 @@ impl Sequencer {
         if let Some((begins, runs)) = self.reading.whole_snapshot() {
             runs.into_iter().for_each(|(position, run)| self.apply_dated(position, run));
             self.needed.snapshot(begins);
+            self.note_totals();
         }
     }
 
@@ -169,6 +172,7 @@ impl Sequencer {
                 };
                 self.replay_copy_begins(RolloutRef { run, group, rollout, attempt }, begins, position);
             }
+            Record::RunTotals { run, totals } => self.replay_totals(&run, &totals),
             Record::RolloutCopied { run, rollout, attempt: _, record } => {
                 self.replay_copied(&RolloutKey { run, rollout }, dated.unix_ms, record);
             }

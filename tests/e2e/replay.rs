@@ -92,7 +92,7 @@ fn kind(record: &Record) -> &'static str {
         Record::UnitDropped { reason: DropReason::Undeliverable, .. } => "unit undeliverable",
         Record::UnitDropped { .. } => "unit dropped by hand",
         Record::UnitReleased { .. } => "unit released",
-        Record::SnapshotBegins { .. } | Record::RunSnapshot { .. } => "snapshot",
+        Record::SnapshotBegins { .. } | Record::RunSnapshot { .. } | Record::RunTotals { .. } => "snapshot",
         Record::Tombstones { .. } => "tombstones",
         Record::RolloutCopyBegins { .. } => "copy",
         Record::RolloutCopied { .. } => "copied",

@@ -28,6 +28,7 @@ mod snapshot;
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests;
+mod totals;
 
 use std::ops::RangeInclusive;
 
@@ -152,7 +153,7 @@ pub fn decode(kind: u8, payload: &[u8]) -> Result<Record, CodecError> {
 /// The payload of every kind.
 #[derive(Message)]
 struct RecordMessage<'a> {
-    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     record: Option<Form<'a>>,
 }
 
@@ -187,6 +188,8 @@ enum Form<'a> {
     RolloutCopyBegins(Box<copy::CopyBeginsMessage>),
     #[prost(message, tag = "14")]
     RolloutCopied(rollout::RolloutMessage<'a>),
+    #[prost(message, tag = "15")]
+    RunTotals(totals::RunTotalsMessage),
 }
 
 impl Form<'_> {
@@ -207,11 +210,12 @@ impl Form<'_> {
             Self::Tombstones(_) => 12,
             Self::RolloutCopyBegins(_) => 13,
             Self::RolloutCopied(_) => 14,
+            Self::RunTotals(_) => 15,
         }
     }
 }
 
-const LAST_KIND: u8 = 14;
+const LAST_KIND: u8 = 15;
 
 #[derive(Message)]
 struct RunDeletedMessage {
@@ -267,6 +271,7 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
         Record::Rollout { run, rollout, attempt, record } => {
             Form::Rollout(rollout::RolloutMessage::of(run, rollout, *attempt, record))
         }
+        Record::RunTotals { run, totals } => Form::RunTotals(totals::RunTotalsMessage::of(run, totals)),
         Record::RolloutCopied { run, rollout, attempt, record } => {
             Form::RolloutCopied(rollout::RolloutMessage::of(run, rollout, *attempt, record))
         }
@@ -326,6 +331,7 @@ fn record_of(kind: u8, payload: &[u8]) -> Result<Record, Fault> {
             Ok(Record::RolloutCopied { run, rollout, attempt, record })
         }
         Form::RolloutCopyBegins(message) => message.into_record(),
+        Form::RunTotals(message) => message.into_record(),
         Form::ConsumerGroup(message) => message.into_record(),
         Form::Acknowledged(message) => message.into_record(),
         Form::UnitDropped(message) => message.into_record(),

@@ -11,9 +11,9 @@ use crate::log::{Position, Record};
 use crate::rollout::Rollout;
 use crate::rollout::event::RolloutRecord;
 use crate::rollout::settings::RolloutSettings;
-use crate::telemetry::{EndReason, RolloutEnd};
+use crate::telemetry::RolloutEnd;
 
-use super::super::effect::Outcome;
+use super::super::effect::{Outcome, Sequenced};
 use super::super::memory::Growth;
 use super::super::report::{attempt_superseded, newer_attempt_too_late};
 use super::super::{Entry, Live, OpenFacts, RolloutKey, Slot, figures};
@@ -179,17 +179,25 @@ impl Sequencer {
             Slot::Live(old) => OpenFacts::of(&old.rollout),
             Slot::Ended(..) | Slot::Removed => None,
         };
+        let mut superseded = None;
         if let Slot::Live(old) = &*slot {
-            self.needed.ended(old.share.home());
+            let (run, home) = (key.run.clone(), old.share.home());
+            let calls = old.rollout.facts().forest.call_count() as u64;
+            superseded = Some(Sequenced::Superseded { run, home, calls });
             shared.metrics.rollout_ended(RolloutEnd::Superseded);
             figures::deltas_changed(&shared.metrics, figures::deltas_of(old), (0, 0));
-            let gone = old.rollout.facts().forest.call_count() as u64;
-            self.rollout_gone(&key.run, EndReason::Superseded, gone);
         }
         shared.counts.moved(before, OpenFacts::of(&live.rollout));
         self.store.set_timer(key, &entry, &live);
         *slot = Slot::Live(Box::new(live));
+        drop(slot);
         shared.metrics.rollout_opened();
+        match superseded {
+            Some(effect) if self.store.is_replaying() => self.apply(position, effect),
+            // It counts when the opening is durable, like all other ends.
+            Some(effect) => self.store.journal.after_last(effect),
+            None => {}
+        }
         Ok(())
     }
 

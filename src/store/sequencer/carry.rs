@@ -79,7 +79,7 @@ impl Sequencer {
             carried += usize::from(self.carry_one(rollout));
         }
         tracing::info!(carried, "rollouts were written forward in the log");
-        self.reclaim();
+        self.ask_for_snapshot_if_useful();
     }
 
     fn carry_one(&mut self, gathered: Gathered) -> bool {

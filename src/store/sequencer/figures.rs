@@ -27,43 +27,43 @@ use super::{RunState, Sequencer};
 /// What became of a run's calls and rollouts that are not open any more, and the gauges that say so.
 #[derive(Default)]
 pub(in crate::store) struct RunLedger {
-    finalised: FinalisedCalls,
-    gone: BTreeMap<EndReason, Gone>,
+    pub(super) finalised: FinalisedCalls,
+    pub(super) gone: BTreeMap<EndReason, Gone>,
     pub(super) retired_rollouts: u64,
     /// By agent (none for those after the first few) and kind.
     drifts: BTreeMap<(Option<AgentId>, DriftKind), DriftCount>,
     drifting_agents: BTreeSet<AgentId>,
     gauges: BTreeMap<Name, CallLedgerMetrics>,
-    consumer_groups: BTreeMap<String, GroupLedger>,
+    pub(super) consumer_groups: BTreeMap<String, GroupLedger>,
 }
 
 /// Rollouts that ended without rows, and their calls.
 #[derive(Clone, Copy, Default)]
-struct Gone {
-    rollouts: u64,
-    calls: u64,
+pub(super) struct Gone {
+    pub(super) rollouts: u64,
+    pub(super) calls: u64,
 }
 
 /// What became of the calls of finalised rollouts.
 #[derive(Default)]
-struct FinalisedCalls {
-    empty: u64,
-    not_kept: u64,
-    kept: u64,
-    policies: BTreeMap<Name, InRows>,
+pub(super) struct FinalisedCalls {
+    pub(super) empty: u64,
+    pub(super) not_kept: u64,
+    pub(super) kept: u64,
+    pub(super) policies: BTreeMap<Name, InRows>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct InRows {
-    trained: u64,
-    context: u64,
-    too_long: u64,
+pub(super) struct InRows {
+    pub(super) trained: u64,
+    pub(super) context: u64,
+    pub(super) too_long: u64,
 }
 
 /// What a consumer group was given, and the gauges that say so.
 #[derive(Default)]
-struct GroupLedger {
-    calls: FinalisedCalls,
+pub(super) struct GroupLedger {
+    pub(super) calls: FinalisedCalls,
     gauges: Option<ConsumerGroupMetrics>,
     redeliveries: u64,
 }
@@ -135,6 +135,11 @@ impl RunLedger {
         let gone = self.gone.entry(reason).or_default();
         gone.rollouts += 1;
         gone.calls += calls;
+    }
+
+    /// Calls of all rollouts that are not open any more.
+    pub(super) fn calls_ended(&self) -> u64 {
+        self.finalised.all() + self.gone.values().map(|gone| gone.calls).sum::<u64>()
     }
 
     /// Rollouts that ended without rows, by reason.

@@ -18,6 +18,7 @@ mod look;
 mod news;
 mod reclaim;
 mod runs;
+mod totals;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,9 +29,12 @@ use crate::error::Refusal;
 use crate::group::Group;
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
 use crate::limits;
+use crate::log::totals::RunTotals;
 use crate::log::{Position, Record};
 use crate::queue::{ConsumerId, Place, Queue, UnitId};
 use crate::rollout::run_settings::RunSettings;
+
+use crate::telemetry::EndReason;
 
 use deadlines::Deadlines;
 use groups::RunGroups;
@@ -160,6 +164,8 @@ pub struct Sequencer {
     pub(in crate::store) copying: HashMap<RolloutKey, carry::Copying>,
     /// In replay: the consumer groups that had the rollout whose copy is read.
     gives_only_to: Option<BTreeSet<String>>,
+    /// In replay: what runs had counted at the end of the last snapshot, as far as that was read.
+    noted_totals: BTreeMap<RunId, RunTotals>,
     /// Where in a log that is read one stands.
     pub(in crate::store) reading: Reading,
     /// Runs in which something may go out.
@@ -187,6 +193,7 @@ impl Sequencer {
             is_carrying: false,
             copying: HashMap::new(),
             gives_only_to: None,
+            noted_totals: BTreeMap::new(),
             reading: Reading::default(),
             stirred: BTreeSet::new(),
             deadlines: Deadlines::default(),
@@ -250,8 +257,8 @@ impl Sequencer {
 
     /// Takes what a durable record means.
     pub(super) fn apply(&mut self, position: Position, effect: Sequenced) {
-        if let Sequenced::Discarded { opened, .. } = &effect {
-            self.needed.ended(*opened);
+        if let Sequenced::Discarded { opened: home, .. } | Sequenced::Superseded { home, .. } = &effect {
+            self.needed.ended(*home);
         }
         let is_of_a_deleted_run = |run| self.runs.get(run).is_none_or(|state| position < state.since);
         if effect.run().is_some_and(is_of_a_deleted_run) {
@@ -286,6 +293,7 @@ impl Sequencer {
                 });
             }
             Sequenced::Acks { consumer, results } => self.tell(consumer, ToConsumer::Acks(results)),
+            Sequenced::Superseded { run, home: _, calls } => self.rollout_gone(&run, EndReason::Superseded, calls),
             Sequenced::Snapshot { begins } => self.snapshot_is_durable(begins),
             Sequenced::Reclaim { before } => self.cut(before),
             Sequenced::Reached(reply) => drop(reply.send(())),
@@ -336,7 +344,7 @@ impl Sequencer {
         if self.figures_at_ms <= now_ms {
             self.figures_at_ms = now_ms.saturating_add(FIGURES_EVERY_MS);
             self.record_figures();
-            self.reclaim();
+            self.ask_for_snapshot_if_useful();
             self.carry_if_needed();
         }
     }

@@ -8,8 +8,9 @@
 //! Reading begins at the first whole snapshot: what stands before it in the same segment is passed over, and so is what is said
 //! there and later of rollouts whose opening is gone, because they have ended. A snapshot of what is known already changes nothing.
 //!
-//! Not kept beyond that: what ledgers and consumer groups counted of rollouts that have retired, and places in a group whose
-//! rollout is forgotten while others of the group are not.
+//! What runs have counted is written behind each snapshot ([`super::totals`]), and the log is let go of only then: what is counted
+//! there is what the homes say. Not kept beyond that: the drift of rollouts that have retired, and places in a group whose rollout
+//! is forgotten while others of the group are not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub(in crate::store) struct Needed {
     snapshots: VecDeque<Position>,
     /// A segment has begun that has no snapshot yet.
     snapshot_is_due: bool,
+    /// A snapshot is on its way to the log, and what was counted until then is not behind it yet.
+    is_snapshotting: bool,
     /// Tombstones are on their way to the log; it is cut when they are there.
     is_cutting: bool,
 }
@@ -101,26 +104,42 @@ impl Sequencer {
     /// Writes a snapshot if one is due, and nothing of the small state is on its way.
     pub(super) fn snapshot_if_due(&mut self) {
         let is_settled = self.runs.values().all(|run| run.making.is_empty());
-        if self.needed.snapshot_is_due && is_settled {
+        if self.needed.snapshot_is_due && is_settled && !self.needed.is_snapshotting {
             self.needed.snapshot_is_due = false;
             let runs = u32::try_from(self.runs.len()).unwrap_or(u32::MAX);
-            let begins = self.log(&Record::SnapshotBegins { runs }, None);
+            let whole = |begins| Some(Sequenced::Snapshot { begins });
+            let frame = self.store.journal.frame(&Record::SnapshotBegins { runs }, self.store.unix_ms());
+            let Some((last, _)) = self.runs.last_key_value() else {
+                // Without runs there is nothing to let go of that matters; the next snapshot has some.
+                self.store.journal.append(frame, None);
+                return;
+            };
+            self.needed.is_snapshotting = true;
+            let begins = self.store.journal.append(frame, None);
             for (id, run) in &self.runs {
-                self.log(&run.snapshot(id), None);
+                self.log(&run.snapshot(id), whole(begins).filter(|_| id == last));
             }
-            self.store.journal.after_last(Sequenced::Snapshot { begins });
         }
+    }
+
+    /// Has a snapshot written if the log could be let go of up to an older one: what runs have counted is written with it.
+    pub(super) fn ask_for_snapshot_if_useful(&mut self) {
+        let log = Arc::clone(self.store.journal.log());
+        let useful = self.needed.beginning().is_some_and(|before| log.holds_room_before(before));
+        self.needed.snapshot_is_due |= useful && !self.needed.is_cutting;
     }
 
     /// A snapshot is whole and durable.
     pub(super) fn snapshot_is_durable(&mut self, begins: Position) {
         self.needed.snapshot(begins);
+        self.write_totals();
+        self.needed.is_snapshotting = false;
         self.reclaim();
         self.carry_if_needed();
     }
 
     /// Has the log let go of what is not needed, once what is needed of it stands behind.
-    pub(super) fn reclaim(&mut self) {
+    fn reclaim(&mut self) {
         let Some(before) = self.needed.beginning().filter(|_| !self.needed.is_cutting) else { return };
         if !self.store.journal.log().holds_room_before(before) {
             return;
@@ -145,8 +164,12 @@ impl Sequencer {
             let (key, home) = (tombstone.key.clone(), tombstone.home);
             match self.ended_rollout(&key, tombstone.attempt) {
                 Some(ended) => by_run.entry(key.run).or_default().push((place, ended)),
-                // A newer attempt stands there.
-                None => self.needed.unburied(home, place),
+                // A newer attempt stands there, and will have a tombstone of its own.
+                None => {
+                    self.needed.unburied(home, place);
+                    let (_, bytes) = self.tombstones.remove(&place).unzip();
+                    self.tombstones_held.subtract(bytes.unwrap_or(0));
+                }
             }
         }
         for (run, ended) in by_run {

@@ -9,8 +9,9 @@ use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
 use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, RunId};
+use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
 use crate::log::{CopiedUnits, EndedMember, EndedRollout, Record};
-use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind};
+use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
     Seal,
@@ -289,7 +290,8 @@ fn of_snapshots() -> Vec<(&'static str, Record)> {
             "run_snapshot",
             Record::RunSnapshot { run: run.clone(), settings_version, settings, created_unix_ms, consumer_groups },
         ),
-        ("tombstones", Record::Tombstones { run, rollouts }),
+        ("tombstones", Record::Tombstones { run: run.clone(), rollouts }),
+        ("run_totals", Record::RunTotals { run, totals: totals() }),
     ]
 }
 
@@ -319,4 +321,18 @@ fn of_copies() -> Vec<(&'static str, Record)> {
         ("rollout_copy_begins", begins),
         ("rollout_copied", Record::RolloutCopied { run, rollout, attempt: 2, record }),
     ]
+}
+
+fn totals() -> RunTotals {
+    let of_main = PolicyTotals { policy: Name::literal("main"), trained: 5, context: 2, too_long: 1 };
+    let calls = CallTotals { empty: 1, not_kept: 3, kept: 9, policies: vec![of_main] };
+    let sum = |units| SettledSum { units, tokens: 640, rows: units };
+    let of_group = ConsumerGroupTotals {
+        consumer_group: trainer(),
+        calls: calls.clone(),
+        acknowledged: sum(4),
+        dropped: vec![(DropReason::Operator, sum(1))],
+    };
+    let gone = GoneTotals { reason: "idle_timeout".to_owned(), rollouts: 2, calls: 7 };
+    RunTotals { calls, gone: vec![gone], retired_rollouts: 6, consumer_groups: vec![of_group] }
 }

@@ -14,8 +14,9 @@ use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
 use crate::ids::IdentifierError;
+use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
 use crate::log::{CopiedUnits, EndedMember, EndedRollout, Record};
-use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind};
+use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
     Seal,
@@ -295,6 +296,37 @@ fn of_consumer_groups() -> BoxedStrategy<Record> {
     .boxed()
 }
 
+fn call_totals() -> BoxedStrategy<CallTotals> {
+    let policy = (id!(Name), any::<(u64, u64, u64)>())
+        .prop_map(|(policy, (trained, context, too_long))| PolicyTotals { policy, trained, context, too_long });
+    (any::<(u64, u64, u64)>(), vec(policy, 0..3))
+        .prop_map(|((empty, not_kept, kept), policies)| CallTotals { empty, not_kept, kept, policies })
+        .boxed()
+}
+
+fn sum() -> BoxedStrategy<SettledSum> {
+    any::<(u64, u64, u64)>().prop_map(|(units, tokens, rows)| SettledSum { units, tokens, rows }).boxed()
+}
+
+fn of_totals() -> BoxedStrategy<Record> {
+    let gone =
+        (text(), any::<(u64, u64)>()).prop_map(|(reason, (rollouts, calls))| GoneTotals { reason, rollouts, calls });
+    let group = (id!(ConsumerGroupId), call_totals(), sum(), vec((select(&DropReason::ALL), sum()), 0..3)).prop_map(
+        |(consumer_group, calls, acknowledged, dropped)| ConsumerGroupTotals {
+            consumer_group,
+            calls,
+            acknowledged,
+            dropped,
+        },
+    );
+    (id!(RunId), call_totals(), vec(gone, 0..3), any::<u64>(), vec(group, 0..3))
+        .prop_map(|(run, calls, gone, retired_rollouts, consumer_groups)| Record::RunTotals {
+            run,
+            totals: RunTotals { calls, gone, retired_rollouts, consumer_groups },
+        })
+        .boxed()
+}
+
 fn ended() -> BoxedStrategy<EndedRollout> {
     let member = select(&[Member::Open, Member::Finalised, Member::Out, Member::WillRetry]);
     let group = (id!(GroupId), any::<Option<u32>>(), member).prop_map(|(group, size, member)| EndedMember {
@@ -362,6 +394,7 @@ pub(super) fn record() -> BoxedStrategy<Record> {
         of_consumer_groups(),
         of_snapshots(),
         of_copies(),
+        of_totals(),
         (id!(RunId), id!(RolloutId), any::<u32>(), rollout_record())
             .prop_map(|(run, rollout, attempt, record)| { Record::Rollout { run, rollout, attempt, record } }),
     ]
