@@ -24,9 +24,10 @@ use trainer::Taken;
 use worker::Reported;
 
 const WORKERS: u64 = 4;
-/// The budgets of a long run, and of a short one.
+/// The budgets of a long run, and of a short one, in which a few of the largest rollouts still have room at once: with less, open
+/// rollouts that have used up the reserve wait for each other.
 const LONG: Budgets = Budgets { memory_bytes: 2_000_000_000, log_bytes: 4_000_000_000, segment_bytes: 64 << 20 };
-const SHORT: Budgets = Budgets { memory_bytes: 3 << 20, log_bytes: 24 << 20, segment_bytes: 1 << 20 };
+const SHORT: Budgets = Budgets { memory_bytes: 24 << 20, log_bytes: 48 << 20, segment_bytes: 1 << 20 };
 /// Rollouts of a short run, in each of its two halves.
 const SHORT_ROLLOUTS: u64 = 60;
 
