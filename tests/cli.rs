@@ -1,10 +1,15 @@
 //! The command line as a user meets it: the real binary, real processes, exit codes, and what it prints.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use std::io::{BufRead as _, BufReader, Lines};
+#[expect(dead_code, reason = "other tests use more of it")]
+#[path = "support/served.rs"]
+mod served;
+
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{Command, Output};
+
+use served::{SERVE, Served};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_hedgerow");
 
@@ -16,46 +21,19 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-const SERVE: [&str; 7] = ["serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json"];
+/// One whose log survives nothing.
+fn forgetful() -> Served {
+    Served::start(&["--durability", "memory"])
+}
 
-/// A served process on free ports, ended with its test.
-struct Served {
-    process: Child,
-    address: String,
-    log: Lines<BufReader<ChildStderr>>,
+/// One whose log is on disk, in this folder.
+fn durable(directory: &Path) -> Served {
+    Served::start(&["--data-directory", directory.to_str().unwrap()])
 }
 
 impl Served {
-    fn start() -> Self {
-        Self::spawn(Command::new(BINARY).args(SERVE).args(["--durability", "memory"]))
-    }
-
-    fn spawn(command: &mut Command) -> Self {
-        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
-        let address = loop {
-            let line: serde_json::Value = serde_json::from_str(&log.next().unwrap().unwrap()).unwrap();
-            if let Some(address) = line["grpc"].as_str() {
-                break format!("http://{address}");
-            }
-        };
-        Self { process, address, log }
-    }
-
-    /// One whose log is on disk, in this folder.
-    fn durable(directory: &Path) -> Self {
-        Self::spawn(Command::new(BINARY).args(SERVE).arg("--data-directory").arg(directory))
-    }
-
     fn client(&self, arguments: &[&str]) -> Output {
         hedgerow(&[arguments, &["--address", &self.address]].concat())
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
     }
 }
 
@@ -95,7 +73,7 @@ fn the_demo_shows_five_rows_and_exits_well() {
 
 #[test]
 fn a_recording_is_replayed_tailed_and_shown() {
-    let served = Served::start();
+    let served = forgetful();
     let path = file("fork.jsonl", &FORK);
     let replayed = served.client(&["replay", path.to_str().unwrap(), "--run", "one"]);
     assert!(replayed.status.success(), "{}", text(&replayed.stderr));
@@ -123,20 +101,19 @@ fn what_was_answered_outlives_a_killed_process() {
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("durable");
     // One that an earlier run has left.
     let _ = std::fs::remove_dir_all(&directory);
-    let served = Served::durable(&directory);
+    let served = durable(&directory);
     let path = file("durable.jsonl", &FORK);
     assert!(served.client(&["replay", path.to_str().unwrap(), "--run", "one"]).status.success());
     let before = served.client(&["tail", "--run", "one", "--no-follow"]).stdout;
     assert_eq!(text(&before).lines().count(), 2);
 
-    let second =
-        hedgerow(&[&SERVE[..], &["--durability", "fsync", "--data-directory", directory.to_str().unwrap()]].concat());
+    let second = hedgerow(&[&SERVE[..], &["--data-directory", directory.to_str().unwrap()]].concat());
     assert_eq!(second.status.code(), Some(1));
     assert!(text(&second.stderr).contains("another process holds the log"), "{}", text(&second.stderr));
 
     // Killed, without a word.
     drop(served);
-    let served = Served::durable(&directory);
+    let served = durable(&directory);
     assert_eq!(text(&served.client(&["tail", "--run", "one", "--no-follow"]).stdout), text(&before), "the same bytes");
     let again = served.client(&["replay", path.to_str().unwrap(), "--run", "one"]);
     assert!(again.status.success(), "a resend is success: {}", text(&again.stderr));
@@ -145,7 +122,7 @@ fn what_was_answered_outlives_a_killed_process() {
 
 #[test]
 fn runs_are_listed_and_a_misspelt_one_is_not_made() {
-    let served = Served::start();
+    let served = forgetful();
     let none = served.client(&["runs"]);
     assert!(none.status.success() && none.stdout.is_empty(), "{}", text(&none.stdout));
     let path = file("runs.jsonl", &FORK);
@@ -164,7 +141,7 @@ fn runs_are_listed_and_a_misspelt_one_is_not_made() {
 
 #[test]
 fn a_bad_line_is_named_and_nothing_is_sent() {
-    let served = Served::start();
+    let served = forgetful();
     let bad = r#"{"rollout":"r/1","agent":"lead","call":"d","seq":4,"prompt_token_ids":[1],"generation_token_ids":[2],"generation_log_probs":[]}"#;
     let path = file("bad.jsonl", &[FORK[0], bad]);
     let replayed = served.client(&["replay", path.to_str().unwrap(), "--run", "two"]);
@@ -189,8 +166,7 @@ fn wrong_usage_and_a_wrong_configuration_exit_with_two() {
 fn a_service_out_of_descriptors_says_so_and_goes_on_when_there_are_some_again() {
     let limited = ["-c", "ulimit -n 48 && exec \"$0\" \"$@\"", BINARY];
     let mut served = Served::spawn(Command::new("sh").args(limited).args(SERVE));
-    let address = served.address.trim_start_matches("http://").to_owned();
-    let connections: Vec<_> = (0..64).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
+    let connections: Vec<_> = (0..64).map(|_| std::net::TcpStream::connect(&served.address).unwrap()).collect();
     served.log.find(|line| line.as_ref().unwrap().contains("no connection can be taken")).unwrap().unwrap();
     drop(connections);
     let missing = served.client(&["show", "r/1", "--run", "one"]);

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::group::Member;
-use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
+use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
 use crate::queue::{DropReason, GroupDefinition, UnitId};
 use crate::rollout::event::RolloutRecord;
 use crate::rollout::run_settings::RunSettings;
@@ -152,26 +152,7 @@ pub enum Record {
     },
     /// A copy of a rollout begins, with all that is known of its opening: so many [`Record::RolloutCopied`] follow, with nothing
     /// else of the rollout between them. What the log held of it before is not needed any more when the last has come.
-    RolloutCopyBegins {
-        /// Its run.
-        run: RunId,
-        /// The rollout.
-        rollout: RolloutId,
-        /// The attempt.
-        attempt: u32,
-        /// The group that it was opened in, if it was.
-        group: Option<GroupId>,
-        /// Which settings it keeps.
-        settings_version: u64,
-        /// What of them is a rollout's.
-        settings: Arc<RolloutSettings>,
-        /// When it was opened, milliseconds since the Unix epoch.
-        opened_unix_ms: u64,
-        /// How many records follow.
-        records: u32,
-        /// The consumer groups that have it, if it is finalised.
-        given_to: Vec<CopiedUnits>,
-    },
+    RolloutCopyBegins(Box<CopyBegins>),
     /// Something that happened to a rollout, once more.
     RolloutCopied {
         /// Its run.
@@ -190,6 +171,23 @@ pub enum Record {
         /// Each with its latest attempt.
         rollouts: Vec<EndedRollout>,
     },
+}
+
+/// What is known of a rollout's opening where a copy of it begins.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CopyBegins {
+    /// The rollout and its attempt, with the group that it was opened in, if it was.
+    pub reference: RolloutRef,
+    /// Which settings it keeps.
+    pub settings_version: u64,
+    /// What of them is a rollout's.
+    pub settings: Arc<RolloutSettings>,
+    /// When it was opened, milliseconds since the Unix epoch.
+    pub opened_unix_ms: u64,
+    /// How many records follow.
+    pub records: u32,
+    /// The consumer groups that have it, if it is finalised.
+    pub given_to: Vec<CopiedUnits>,
 }
 
 /// What a consumer group has settled of a rollout.

@@ -1,9 +1,9 @@
 //! What is on its way to trainers: bounded in bytes, for each of them, so that many small messages may be ahead of its reader, or
 //! few large ones; and for all of them together.
 //!
-//! A small part of it each has for itself. Whatever is beyond, and a unit before it is put together, waits while all of them have as much as they may, and meanwhile who
-//! has not read for [`limits::TRAINER_UNREAD_MS_MAX`] is let go, one after another, until there is room again. Where nobody waits,
-//! nobody is let go for being slow.
+//! A small part of it each has for itself. Whatever is beyond, and a unit before it is put together, waits while all of them have
+//! as much as they may, and meanwhile who has not read for [`limits::TRAINER_UNREAD_MS_MAX`] is let go, one after another, until
+//! there is room again. Where nobody waits, nobody is let go for being slow.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -103,9 +103,10 @@ fn take(log: &dyn Log, all: &mut HashMap<RolloutKey, Found>, position: Position,
             let begins = |found: &mut Found| found.begin(position, (group, unix_ms));
             all.get_mut(&RolloutKey { run, rollout }).is_some_and(begins)
         }
-        Record::RolloutCopyBegins { run, rollout, group, opened_unix_ms, .. } => {
-            let begins = |found: &mut Found| found.begin(position, (group, opened_unix_ms));
-            all.get_mut(&RolloutKey { run, rollout }).is_some_and(begins)
+        Record::RolloutCopyBegins(copy) => {
+            let key = copy.reference.key();
+            let begins = |found: &mut Found| found.begin(position, (copy.reference.group, copy.opened_unix_ms));
+            all.get_mut(&key).is_some_and(begins)
         }
         Record::Rollout { run, rollout, attempt, record } => {
             let key = RolloutKey { run, rollout };

@@ -9,7 +9,7 @@ use crate::log::{Dated, Log, LogError, Position, Record};
 use crate::rollout::event::RolloutRecord;
 
 use super::effect::Sequenced;
-use super::sequencer::{CopyBegins, Sequencer};
+use super::sequencer::Sequencer;
 use super::{OpenFacts, RolloutKey, Slot};
 
 /// Where one stands in a log that is read: it may begin in the middle, and then counts from its first whole snapshot on.
@@ -55,7 +55,7 @@ impl Reading {
             | Record::Acknowledged { .. }
             | Record::UnitDropped { .. }
             | Record::UnitReleased { .. }
-            | Record::RolloutCopyBegins { .. }
+            | Record::RolloutCopyBegins(_)
             | Record::RolloutCopied { .. }
             | Record::RunTotals { .. }
             | Record::Tombstones { .. } => (!self.passes_over).then_some(dated),
@@ -153,25 +153,7 @@ impl Sequencer {
                 self.store().replaying(Some(created_unix_ms));
                 self.replay_run(&run, (settings_version, settings), consumer_groups, position);
             }
-            Record::RolloutCopyBegins {
-                run,
-                rollout,
-                attempt,
-                group,
-                settings_version,
-                settings,
-                opened_unix_ms,
-                records,
-                given_to,
-            } => {
-                let begins = CopyBegins {
-                    settings: (settings_version, settings),
-                    opened_unix_ms,
-                    records: records as usize,
-                    given_to,
-                };
-                self.replay_copy_begins(RolloutRef { run, group, rollout, attempt }, begins, position);
-            }
+            Record::RolloutCopyBegins(begins) => self.replay_copy_begins(*begins, position),
             Record::RunTotals { run, totals } => self.replay_totals(&run, &totals),
             Record::RolloutCopied { run, rollout, attempt: _, record } => {
                 self.replay_copied(&RolloutKey { run, rollout }, dated.unix_ms, record);

@@ -25,8 +25,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::http;
 
 use crate::kit::{Asked, Line, Report, Spread, Target, amount, percentile, ratios};
-use crate::linking::Form;
-use crate::wire::{Machine, call, connect, request};
+use crate::message::{Form, call, request};
+use crate::wire::{Machine, connect};
 use crate::workload::{Call, Rollout, Size, conversation};
 
 const RUN: &str = "bench";

@@ -14,6 +14,7 @@ mod kit;
 mod latency;
 mod linking;
 mod memory;
+mod message;
 mod open;
 mod rows_out;
 mod watching;

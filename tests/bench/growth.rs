@@ -12,7 +12,8 @@ use crate::kit::{
     Asked, Line, Report, Spread, Target, amount, in_a_process_of_its_own, instructions, least_of_nine, resident_bytes,
     seconds,
 };
-use crate::linking::{Form, fed, new_call, new_calls};
+use crate::linking::{fed, new_call, new_calls};
+use crate::message::Form;
 use crate::workload::{Kind, Size};
 
 /// What a rollout of the growth row looks like, besides the kinds of workload.

@@ -10,8 +10,8 @@ use hedgerow::proto::v1::report_request::Event;
 use hedgerow::store::clock::Clock;
 
 use crate::kit::{Asked, Report, Target, interleaved, rates};
-use crate::linking::Form;
-use crate::wire::{Machine, call, connect, report_all, request};
+use crate::message::{Form, call, request};
+use crate::wire::{Machine, connect, report_all};
 use crate::workload::{Size, conversation};
 
 /// Rollouts whose calls come in turn on one stream.

@@ -14,8 +14,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::kit::{Asked, Line, Report, Target, amount, percentile, ratios};
-use crate::linking::Form;
-use crate::wire::{Machine, call, connect, finish, report_all, request};
+use crate::message::{Form, call, finish, request};
+use crate::wire::{Machine, connect, report_all};
 use crate::workload::{Size, conversation};
 
 /// Bytes a second of calls beside what is measured.

@@ -8,16 +8,8 @@ use hedgerow::forest::{Forest, JudgedCall};
 use hedgerow::ids::{AgentId, CallId, Name};
 
 use crate::kit::{Asked, Line, Report, Spread, Target, amount, instructions, interleaved, rates, seconds};
+use crate::message::Form;
 use crate::workload::{Call, Kind, Rollout, Size, Totals};
-
-/// How a call's prompt is given to the forest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// All its ids.
-    Full,
-    /// What follows the call before it.
-    Delta,
-}
 
 /// A call as the forest takes it.
 pub(crate) fn new_call(rollout: &Rollout, call: &Call, form: Form) -> NewCall {

@@ -5,7 +5,8 @@ use std::hint::black_box;
 use hedgerow::forest::Forest;
 
 use crate::kit::{Asked, Line, Report, Spread, Target, amount, in_a_process_of_its_own, resident_bytes};
-use crate::linking::{Form, new_call, take};
+use crate::linking::{new_call, take};
+use crate::message::Form;
 use crate::workload::{Rollout, Totals, population_rollout};
 
 /// Bytes that each call may take on top of its ids and log-probabilities.

@@ -15,8 +15,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::kit::{Asked, Line, Report, Spread, Target, amount, in_a_process_of_its_own, resident_bytes};
-use crate::linking::{Form, new_call};
-use crate::wire::{Machine, call, connect, request};
+use crate::linking::new_call;
+use crate::message::{Form, call, request};
+use crate::wire::{Machine, connect};
 use crate::workload::{Size, conversation};
 
 const RUN: &str = "bench";

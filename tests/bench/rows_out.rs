@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::kit::{Asked, Line, Report, Spread, Target, amount, interleaved, rates};
-use crate::linking::Form;
-use crate::wire::{Machine, call, connect, finish, report_all, request};
+use crate::message::{Form, call, finish, request};
+use crate::wire::{Machine, connect, report_all};
 use crate::workload::{Size, conversation};
 
 /// Generated ids of each row.

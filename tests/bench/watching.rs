@@ -15,8 +15,8 @@ use hedgerow::store::clock::Clock;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::kit::{Asked, Report, Target, interleaved, rates};
-use crate::linking::Form;
-use crate::wire::{Machine, call, connect, report_all, request};
+use crate::message::{Form, call, request};
+use crate::wire::{Machine, connect, report_all};
 use crate::workload::{Size, conversation};
 
 const RUN: &str = "bench";

@@ -9,7 +9,7 @@ use hedgerow::proto::v1::{self, AgentStatus, DiscardDisposition};
 
 use crate::case::{Case, Link, Settings};
 use crate::feed::{Form, Mention};
-use crate::stories::{stories, stretch};
+use crate::stories::{interleave, stories, stretch};
 use crate::{service, wire};
 
 /// Workers of a batch.
@@ -67,7 +67,7 @@ impl Plan {
             waiting.push(requests(&rollout, &group, &mentions, &mut chance));
             plan.rollouts.push(rollout);
         }
-        plan.requests = interleave(waiting, &mut chance);
+        plan.requests = interleave(waiting, OPEN_ROLLOUTS, &mut chance);
         plan
     }
 }
@@ -175,22 +175,4 @@ fn ends(rollout: &Rollout) -> Vec<Event> {
 fn open(rollout: &str) -> Event {
     let tags = [("rollout".to_owned(), rollout.to_owned()), ("suite".to_owned(), "crash".to_owned())];
     Event::Open(v1::Open { group_size: Some(GROUP_ROLLOUTS as u32), tags: tags.into_iter().collect() })
-}
-
-/// Mixes rollouts, some of which are under way at once, each in its own order.
-fn interleave(rollouts: Vec<Vec<Request>>, chance: &mut SplitMix64) -> Vec<Request> {
-    let mut rollouts = rollouts.into_iter().map(Vec::into_iter);
-    let mut open: Vec<std::vec::IntoIter<Request>> = rollouts.by_ref().take(OPEN_ROLLOUTS).collect();
-    let mut mixed = Vec::new();
-    while !open.is_empty() {
-        let which = chance.below(open.len());
-        match open[which].next() {
-            Some(request) => mixed.push(request),
-            None => match rollouts.next() {
-                Some(next) => open[which] = next,
-                None => drop(open.swap_remove(which)),
-            },
-        }
-    }
-    mixed
 }

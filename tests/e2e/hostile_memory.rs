@@ -1,8 +1,5 @@
 //! What hostile clients can make a real process hold in memory, as the machine sees it.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
-
 use bytes::Bytes;
 use h2::client::ResponseFuture;
 use h2::{RecvStream, SendStream};
@@ -16,45 +13,17 @@ use tonic::transport::Channel;
 
 use crate::hostile::{framed, request};
 use crate::life::heartbeat;
+use crate::served::Served;
 use crate::service::{Worker, about};
 
 const MEMORY_BUDGET_BYTES: u64 = 64 << 20;
 
-/// A served process, ended with its test.
-struct Served {
-    process: Child,
-    address: String,
+/// A service with little memory, which keeps nothing.
+fn served() -> Served {
+    Served::start(&["--durability", "memory", "--memory-budget-bytes", &MEMORY_BUDGET_BYTES.to_string()])
 }
 
 impl Served {
-    fn start() -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hedgerow"));
-        command.args(["serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json"]);
-        command.args(["--durability", "memory"]);
-        command.args(["--memory-budget-bytes", &MEMORY_BUDGET_BYTES.to_string()]);
-        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
-        let log = BufReader::new(process.stderr.take().unwrap()).lines();
-        let mut lines = log.map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap());
-        let address = lines.find_map(|line| line["grpc"].as_str().map(str::to_owned)).unwrap();
-        Self { process, address }
-    }
-
-    /// The most bytes that it has had in memory, so far.
-    fn resident_bytes_most(&self) -> u64 {
-        self.status("VmHWM:")
-    }
-
-    /// The bytes that it has in memory now.
-    fn resident_bytes(&self) -> u64 {
-        self.status("VmRSS:")
-    }
-
-    fn status(&self, name: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-    }
-
     async fn worker(&self) -> Worker {
         Worker::open(Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()).await
     }
@@ -65,13 +34,6 @@ impl Served {
         for _ in 0..times {
             assert_eq!(worker.report(&about("run", rollout), heartbeat()).await.outcome(), AnswerOutcome::Accepted);
         }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
     }
 }
 
@@ -118,7 +80,7 @@ impl Connection {
 #[tokio::test]
 async fn claims_do_not_hold_what_they_claim() {
     const CONNECTIONS: usize = 40;
-    let served = Served::start();
+    let served = served();
     served.others_go_on("before", 1).await;
     let before = served.resident_bytes();
     let most = u32::try_from(limits::REQUEST_MESSAGE_BYTES_MAX).unwrap();
@@ -142,7 +104,7 @@ async fn claims_do_not_hold_what_they_claim() {
 async fn a_stream_does_not_keep_what_its_largest_message_took() {
     const STREAMS: usize = 24;
     const LARGE_BYTES: usize = 32 << 20;
-    let served = Served::start();
+    let served = served();
     let large = vec![7; LARGE_BYTES / 4];
     let call = crate::service::call("large", "main", 1, &large, &[1]);
     // More than the rollout may hold, so that it is refused, and nothing of it stays.
@@ -166,7 +128,7 @@ async fn a_stream_does_not_keep_what_its_largest_message_took() {
 #[tokio::test]
 async fn very_many_requests_of_nothing_are_refused_before_they_are_decoded() {
     const BATCH_BYTES: usize = 32 << 20;
-    let served = Served::start();
+    let served = served();
     served.others_go_on("before", 1).await;
     let before = served.resident_bytes();
     let batch: Vec<u8> = [0x0a, 0].repeat(BATCH_BYTES / 2);
@@ -200,7 +162,7 @@ fn kept_by_one(request_seq: u8, list: &[u8]) -> Vec<u8> {
 async fn lists_of_nothing_are_refused_before_they_are_decoded() {
     const STREAMS: usize = 4;
     const LIST_BYTES: usize = 32 << 20;
-    let served = Served::start();
+    let served = served();
     served.others_go_on("before", 1).await;
     let before = served.resident_bytes();
     let listed = kept_by_one(1, &[0x0a, 0].repeat(LIST_BYTES / 2));
@@ -249,7 +211,7 @@ async fn what_is_sent_ahead_of_a_reader_is_bounded_over_all_connections() {
     const CONNECTIONS: usize = 24;
     // As much as the windows of a connection let through, twice.
     let stream_bytes = 2 * limits::HTTP2_STREAM_WINDOW_BYTES as usize;
-    let served = Served::start();
+    let served = served();
     let rollout = about("run", "unread");
     // Each stream first has more answers than it may have unread, then sends what nobody will read.
     let many = limits::STREAM_ANSWERS_OUTSTANDING_MAX as u64 + 200;
@@ -279,7 +241,7 @@ async fn what_is_sent_ahead_of_a_reader_is_bounded_over_all_connections() {
 #[tokio::test]
 async fn requests_that_wait_do_not_hold_their_headers() {
     const CONNECTIONS: usize = 40;
-    let served = Served::start();
+    let served = served();
     let long = "x".repeat(limits::HTTP2_HEADER_LIST_BYTES_MAX as usize - 1024);
     let mut held = Vec::new();
     let mut each = [0; 2];
@@ -303,7 +265,7 @@ async fn requests_that_wait_do_not_hold_their_headers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_is_on_its_way_to_trainers_that_do_not_read_is_bounded_over_all() {
     const RUNS: usize = 3;
-    let served = Served::start();
+    let served = served();
     let mut worker = served.worker().await;
     let prompt = vec![7; 1_000_000];
     for run in 0..RUNS {

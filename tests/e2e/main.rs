@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+#[expect(dead_code, reason = "other tests use more of it")]
+#[path = "../support/served.rs"]
+mod served;
 #[path = "../support/service.rs"]
 mod service;
 

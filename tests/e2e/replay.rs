@@ -94,7 +94,7 @@ fn kind(record: &Record) -> &'static str {
         Record::UnitReleased { .. } => "unit released",
         Record::SnapshotBegins { .. } | Record::RunSnapshot { .. } | Record::RunTotals { .. } => "snapshot",
         Record::Tombstones { .. } => "tombstones",
-        Record::RolloutCopyBegins { .. } => "copy",
+        Record::RolloutCopyBegins(_) => "copy",
         Record::RolloutCopied { .. } => "copied",
         Record::Rollout { record, .. } => match record {
             RolloutRecord::Open(_) => "open",

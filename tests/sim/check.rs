@@ -321,9 +321,10 @@ pub(crate) fn memory(field: &mut Field) {
         expected += limits::GROUP_BYTES + group.len() as u64;
         expected += members * (limits::GROUP_MEMBER_BYTES + id_bytes as u64);
     }
-    // The tombstones of attempts that have newer ones go with the part of the log that they stand in.
-    let attempts = |rollout| world.model.borrow().attempts(rollout).len().saturating_sub(1) as u64;
-    let older: u64 = (0..world.plan.rollouts.len()).map(attempts).sum();
+    // The tombstones of attempts that have newer ones go with the part of the log that they stand in. Attempts count from 0, and of
+    // some nothing was accepted but that they were opened.
+    let older = |rollout| world.model.borrow().attempts(rollout).last().map_or(0, |attempt| u64::from(*attempt));
+    let older: u64 = (0..world.plan.rollouts.len()).map(older).sum();
     let used = life.store.memory().used_bytes();
     if used > expected || used + older * tombstone("the longest of reasons") < expected {
         world.fail(format!("memory holds {used} bytes, and should hold {expected}"));

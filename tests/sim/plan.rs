@@ -16,7 +16,7 @@ use crate::case::{Call, Case};
 use crate::character::Character;
 use crate::feed::{Form, Mention};
 use crate::generator::NEVER_COMES;
-use crate::stories::{stories, stretch};
+use crate::stories::{interleave, stories, stretch};
 use crate::wire;
 
 /// The run that everything belongs to.
@@ -286,24 +286,6 @@ fn message(plan: &Plan, rollout: &Rollout, what: &What) -> Message {
             Message::Discard(v1::Discard { reason: DISCARDED.to_owned(), disposition: disposition.into() })
         }
     }
-}
-
-/// Mixes rollouts, some of which are under way at once, each in its own order.
-fn interleave(rollouts: Vec<Vec<Request>>, at_once: usize, chance: &mut SplitMix64) -> Vec<Request> {
-    let mut rollouts = rollouts.into_iter().map(Vec::into_iter);
-    let mut open: Vec<std::vec::IntoIter<Request>> = rollouts.by_ref().take(at_once).collect();
-    let mut mixed = Vec::new();
-    while !open.is_empty() {
-        let which = chance.below(open.len());
-        match open[which].next() {
-            Some(request) => mixed.push(request),
-            None => match rollouts.next() {
-                Some(next) => open[which] = next,
-                None => drop(open.swap_remove(which)),
-            },
-        }
-    }
-    mixed
 }
 
 /// The run's id.

@@ -7,6 +7,12 @@
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 #[expect(dead_code, reason = "other tests use more of it")]
+#[path = "../bench/message.rs"]
+mod message;
+#[expect(dead_code, reason = "other tests use more of it")]
+#[path = "../support/served.rs"]
+mod served;
+#[expect(dead_code, reason = "other tests use more of it")]
 #[path = "../bench/workload.rs"]
 mod workload;
 
@@ -16,22 +22,28 @@ mod worker;
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use service::{Budgets, Served, Usage};
+use service::{Budgets, Soaked, Usage};
+use tokio::sync::watch;
 use trainer::Taken;
 use worker::Reported;
 
+/// The run.
+const RUN: &str = "soak";
 const WORKERS: u64 = 4;
 /// The budgets of a long run, and of a short one, in which a few of the largest rollouts still have room at once: with less, open
 /// rollouts that have used up the reserve wait for each other.
 const LONG: Budgets = Budgets { memory_bytes: 2_000_000_000, log_bytes: 4_000_000_000, segment_bytes: 64 << 20 };
-const SHORT: Budgets = Budgets { memory_bytes: 24 << 20, log_bytes: 48 << 20, segment_bytes: 1 << 20 };
-/// Rollouts of a short run, in each of its two halves.
-const SHORT_ROLLOUTS: u64 = 60;
+/// See [`LONG`].
+const SHORT: Budgets = Budgets { memory_bytes: 16 << 20, log_bytes: 48 << 20, segment_bytes: 1 << 20 };
+/// Rollouts of a short run, in each of its two halves. Half of them are more than its memory holds.
+const SHORT_ROLLOUTS: u64 = 160;
+/// Refusals for want of memory after which a trainer returns to a short run.
+const SHORT_REFUSALS: u64 = 20;
 
-/// How much is done in one part of the test.
+/// How much is done in one half of the test.
 #[derive(Clone, Copy)]
 enum Extent {
     For(Duration),
@@ -41,10 +53,10 @@ enum Extent {
 /// What all parts of the test share.
 struct Shared {
     address: String,
-    /// Rollouts that workers have begun.
+    /// Rollouts that workers have begun, or are about to.
     begun: AtomicU64,
-    /// Workers begin no more.
-    is_over: AtomicBool,
+    /// Rollouts that may begin so far; none: no more will.
+    may_begin: watch::Sender<Option<u64>>,
     reported: parking_lot::Mutex<Reported>,
     taken: parking_lot::Mutex<Taken>,
 }
@@ -88,55 +100,84 @@ type Checks = Vec<(String, Result<String, String>)>;
 /// One half of the test.
 async fn soak(what: &str, budgets: Budgets, extent: Extent, stops: bool) -> Checks {
     println!("== {what}");
-    let served = Served::start(budgets);
+    let soaked = Soaked::start(budgets);
     let shared = Arc::new(Shared {
-        address: served.address.clone(),
+        address: soaked.served.address.clone(),
         begun: AtomicU64::new(0),
-        is_over: AtomicBool::new(false),
+        may_begin: watch::Sender::new(Some(0)),
         reported: parking_lot::Mutex::default(),
         taken: parking_lot::Mutex::default(),
     });
-    let mut trainer = Some(tokio::spawn(trainer::take(Arc::clone(&shared))));
+    let trainer = tokio::spawn(trainer::take(Arc::clone(&shared)));
     let workers: Vec<_> = (0..WORKERS).map(|_| tokio::spawn(worker::work(Arc::clone(&shared)))).collect();
-    let begun = Instant::now();
-    let mut usage = Usage::default();
-    loop {
-        usage.look(&served).await;
-        let done = match extent {
-            Extent::For(time) => begun.elapsed().as_secs_f64() / time.as_secs_f64(),
-            Extent::Rollouts(rollouts) => shared.begun.load(Ordering::Relaxed) as f64 / rollouts as f64,
-        };
-        // Where workers are held up for want of a trainer, no more rollouts begin.
-        let held_up = matches!(extent, Extent::Rollouts(_))
-            && trainer.is_none()
-            && shared.reported.lock().refusals.values().sum::<u64>() > 50;
-        if stops && (0.5..0.75).contains(&done) && !held_up {
-            if let Some(trainer) = trainer.take() {
-                println!("the trainer stops; {usage}");
-                trainer.abort();
-            }
-        } else if trainer.is_none() {
-            println!("the trainer returns; {usage}");
-            trainer = Some(tokio::spawn(trainer::take(Arc::clone(&shared))));
-        }
-        if done >= 1.0 {
-            break;
-        }
+    let mut half = Half { shared, soaked, extent, begun: Instant::now(), usage: Usage::default() };
+    half.reach(0.5, true).await;
+    if stops {
+        trainer.abort();
+        println!("the trainer stops; {}", half.usage);
+        half.reach(0.75, false).await;
+        half.until_full_memory_is_seen(budgets).await;
+        println!("the trainer returns; {}", half.usage);
+        tokio::spawn(trainer::take(Arc::clone(&half.shared)));
     }
-    shared.is_over.store(true, Ordering::Relaxed);
-    println!("no more rollouts begin; {usage}");
+    half.reach(1.0, true).await;
+    half.shared.may_begin.send_replace(None);
+    println!("no more rollouts begin; {}", half.usage);
     for worker in workers {
-        usage.look_until(&served, worker).await.expect("a worker ends well");
+        half.usage.look_until(&half.soaked, worker).await.expect("a worker ends well");
     }
     // What is reported arrives, or the test waits for ever and says for what.
-    while shared.taken.lock().rollouts.len() < shared.reported.lock().rollouts.len() {
-        usage.look(&served).await;
+    while half.shared.taken.lock().rollouts.len() < half.shared.reported.lock().rollouts.len() {
+        half.usage.look(&half.soaked).await;
     }
-    println!("all has arrived; {usage}");
-    checks(what, budgets, &shared, &usage)
+    println!("all has arrived; {}", half.usage);
+    checks(what, budgets, &half.shared, &half.usage, stops)
 }
 
-fn checks(what: &str, budgets: Budgets, shared: &Shared, usage: &Usage) -> Checks {
+/// One half of the test, under way.
+struct Half {
+    shared: Arc<Shared>,
+    soaked: Soaked,
+    extent: Extent,
+    begun: Instant,
+    usage: Usage,
+}
+
+impl Half {
+    /// Figures are taken once a second: if memory was full, looks until they say so.
+    async fn until_full_memory_is_seen(&mut self, budgets: Budgets) {
+        let was_full = self.shared.reported.lock().refusals.contains_key("memory_full");
+        while was_full && self.usage.counted_bytes_max < budgets.memory_bytes / 2 {
+            self.usage.look(&self.soaked).await;
+        }
+    }
+
+    /// Has workers go on until so much of the extent is done; in a short run, where no trainer takes anything, until they are
+    /// refused for want of memory.
+    async fn reach(&mut self, share: f64, is_taken: bool) {
+        let most = match self.extent {
+            Extent::For(_) => u64::MAX,
+            Extent::Rollouts(rollouts) => (rollouts as f64 * share) as u64,
+        };
+        self.shared.may_begin.send_replace(Some(most));
+        loop {
+            self.usage.look(&self.soaked).await;
+            let is_there = match self.extent {
+                Extent::For(time) => self.begun.elapsed() >= time.mul_f64(share),
+                Extent::Rollouts(_) => {
+                    let reported = self.shared.reported.lock();
+                    let refused = reported.refusals.get("memory_full").is_some_and(|count| *count >= SHORT_REFUSALS);
+                    reported.rollouts.len() as u64 >= most || (!is_taken && refused)
+                }
+            };
+            if is_there {
+                return;
+            }
+        }
+    }
+}
+
+fn checks(what: &str, budgets: Budgets, shared: &Shared, usage: &Usage, stops: bool) -> Checks {
     let (reported, taken) = (shared.reported.lock(), shared.taken.lock());
     let check =
         |name: &str, holds: bool, said: String| (format!("{what}: {name}"), if holds { Ok(said) } else { Err(said) });
@@ -154,8 +195,8 @@ fn checks(what: &str, budgets: Budgets, shared: &Shared, usage: &Usage) -> Check
             format!("{log} bytes, budget {}; {} were reported", budgets.log_bytes, reported.new_bytes),
         ),
         check(
-            "refusals carry delays",
-            reported.refusals_without_delay.is_empty(),
+            if stops { "memory was full, and refusals carry delays" } else { "refusals carry delays" },
+            reported.refusals_without_delay.is_empty() && (!stops || reported.refusals.contains_key("memory_full")),
             format!("{:?}, without one {:?}", reported.refusals, reported.refusals_without_delay),
         ),
         check(

@@ -10,7 +10,7 @@ use hedgerow::proto::v1::subscribe_response::Response;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::Shared;
+use crate::{RUN, Shared};
 
 /// The most tokens that are out at it.
 const CREDIT_TOKENS: u64 = 4_000_000;
@@ -28,7 +28,7 @@ pub(crate) async fn take(shared: Arc<Shared>) {
     let channel = client::connect(&shared.address).await.unwrap_or_else(|_| panic!("nobody answers"));
     let (requests, line) = mpsc::channel(1024);
     let subscription = v1::Subscription {
-        run_id: "soak".to_owned(),
+        run_id: RUN.to_owned(),
         consumer_group: "trainers".to_owned(),
         credit_tokens: CREDIT_TOKENS,
         ..v1::Subscription::default()

@@ -8,13 +8,14 @@ use std::time::Duration;
 use hedgerow::cli::client;
 use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::report_response::Response;
-use hedgerow::proto::v1::{self, AnswerOutcome, prompt};
+use hedgerow::proto::v1::{self, AnswerOutcome};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::Shared;
-use crate::workload::{Call, Rollout, population_rollout};
+use crate::message::{Form, call as call_message, request};
+use crate::workload::population_rollout;
+use crate::{RUN, Shared};
 
 /// Requests that have no answer yet.
 const WINDOW_REQUESTS: usize = 32;
@@ -44,8 +45,14 @@ pub(crate) async fn work(shared: Arc<Shared>) {
     let (requests, line) = mpsc::channel(WINDOW_REQUESTS);
     let responses = client::harness(channel).report(ReceiverStream::new(line)).await.expect("a stream of reports");
     let mut worker = Worker { shared, requests, responses: responses.into_inner() };
-    while !worker.shared.is_over.load(Ordering::Relaxed) {
+    let mut may_begin = worker.shared.may_begin.subscribe();
+    loop {
         let seed = worker.shared.begun.fetch_add(1, Ordering::Relaxed);
+        let begins =
+            may_begin.wait_for(|most| most.is_none_or(|most| seed < most)).await.expect("it is there").is_some();
+        if !begins {
+            return;
+        }
         worker.rollout(seed).await;
     }
 }
@@ -53,7 +60,7 @@ pub(crate) async fn work(shared: Arc<Shared>) {
 impl Worker {
     async fn rollout(&mut self, seed: u64) {
         let (id, rollout) = (format!("rollout-{seed}"), population_rollout(seed));
-        let calls = rollout.calls.iter().map(|call| Event::Call(message(&rollout, call))).collect();
+        let calls = rollout.calls.iter().map(|call| Event::Call(call_message(&rollout, call, Form::Delta))).collect();
         self.report(&id, calls).await;
         let seal = Some(v1::Seal { kept: None, expected_calls: Some(rollout.calls.len() as u64) });
         let reward = Some(v1::Reward { value: 1.0, ..v1::Reward::default() });
@@ -75,7 +82,7 @@ impl Worker {
                 while out < WINDOW_REQUESTS
                     && let Some((request_seq, event)) = sends.next()
                 {
-                    self.requests.send(request(rollout, request_seq, event)).await.expect("the stream is open");
+                    self.requests.send(request(RUN, rollout, request_seq, event)).await.expect("the stream is open");
                     out += 1;
                 }
                 if out == 0 {
@@ -111,34 +118,5 @@ impl Worker {
             reported.refusals_without_delay.push(refusal.reason.clone());
         }
         delay.unwrap_or(Duration::from_secs(1))
-    }
-}
-
-fn request(rollout: &str, request_seq: u64, event: Event) -> v1::ReportRequest {
-    let about = v1::RolloutRef { run_id: "soak".into(), rollout_id: rollout.to_owned(), ..v1::RolloutRef::default() };
-    v1::ReportRequest { request_seq, rollout: Some(about), event: Some(event) }
-}
-
-/// A call as it goes over the wire, as a delta where it goes on from another.
-fn message(rollout: &Rollout, call: &Call) -> v1::Call {
-    let bytes = |ids: &[u32]| bytes::Bytes::copy_from_slice(bytemuck::cast_slice(ids));
-    let (tokens, generation) = (rollout.prompt(call), rollout.generation(call));
-    let prompt = match call.base {
-        Some((base, length)) => {
-            let digest = bytes::Bytes::copy_from_slice(&rollout.digest(call, length).0);
-            let base = v1::Base { call_id: format!("call-{base}"), length_tokens: length as u64, digest };
-            prompt::Prompt::Delta(v1::Delta { base: Some(base), suffix_token_ids: bytes(&tokens[length..]) })
-        }
-        None => prompt::Prompt::TokenIds(bytes(tokens)),
-    };
-    let logprobs = vec![-0.5_f32; generation.len()];
-    v1::Call {
-        call_id: format!("call-{}", call.sequence),
-        agent_id: format!("agent-{}", call.agent),
-        sequence: call.sequence,
-        prompt: Some(v1::Prompt { prompt: Some(prompt) }),
-        generation_token_ids: bytes(generation),
-        generation_logprobs: Some(bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&logprobs))),
-        ..v1::Call::default()
     }
 }

@@ -1,5 +1,6 @@
 //! Random stories of the generator, made again from a seed by whoever needs them.
 
+use hedgerow::cli::shuffle::SplitMix64;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
@@ -29,4 +30,22 @@ pub(crate) fn stretch(case: &mut Case, mentions: &mut [Mention], times: usize) {
             *length *= times;
         }
     }
+}
+
+/// Mixes what is told of rollouts, some of which are under way at once, each in its own order.
+pub(crate) fn interleave<T>(rollouts: Vec<Vec<T>>, at_once: usize, chance: &mut SplitMix64) -> Vec<T> {
+    let mut rollouts = rollouts.into_iter().map(Vec::into_iter);
+    let mut open: Vec<std::vec::IntoIter<T>> = rollouts.by_ref().take(at_once).collect();
+    let mut mixed = Vec::new();
+    while !open.is_empty() {
+        let which = chance.below(open.len());
+        match open[which].next() {
+            Some(told) => mixed.push(told),
+            None => match rollouts.next() {
+                Some(next) => open[which] = next,
+                None => drop(open.swap_remove(which)),
+            },
+        }
+    }
+    mixed
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
-use crate::log::{CopiedUnits, Record};
+use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
+use crate::log::{CopiedUnits, CopyBegins, Record};
 use crate::queue::{DropReason, UnitId};
 
 use super::Fault;
@@ -54,27 +54,13 @@ struct DroppedUnitMessage {
 }
 
 impl CopyBeginsMessage {
-    /// That of this record, which is the beginning of a copy.
-    pub(super) fn of(record: &Record) -> Self {
-        let Record::RolloutCopyBegins {
-            run,
-            rollout,
-            attempt,
-            group,
-            settings_version,
-            settings,
-            opened_unix_ms,
-            records,
-            given_to,
-        } = record
-        else {
-            unreachable!("the caller has looked")
-        };
+    pub(super) fn of(begins: &CopyBegins) -> Self {
+        let CopyBegins { reference, settings_version, settings, opened_unix_ms, records, given_to } = begins;
         Self {
-            run: run.to_string(),
-            rollout: rollout.to_string(),
-            attempt: *attempt,
-            group: group.as_ref().map(GroupId::to_string),
+            run: reference.run.to_string(),
+            rollout: reference.rollout.to_string(),
+            attempt: reference.attempt,
+            group: reference.group.as_ref().map(GroupId::to_string),
             settings_version: *settings_version,
             settings: Some(RolloutSettingsMessage::of(settings)),
             opened_unix_ms: *opened_unix_ms,
@@ -84,17 +70,20 @@ impl CopyBeginsMessage {
     }
 
     pub(super) fn into_record(self) -> Result<Record, Fault> {
-        Ok(Record::RolloutCopyBegins {
+        let reference = RolloutRef {
             run: identifier("run", &self.run, RunId::parse)?,
             rollout: identifier("rollout", &self.rollout, RolloutId::parse)?,
             attempt: self.attempt,
             group: optional_identifier("group", self.group.as_deref(), GroupId::parse)?,
+        };
+        Ok(Record::RolloutCopyBegins(Box::new(CopyBegins {
+            reference,
             settings_version: self.settings_version,
             settings: Arc::new(present("settings", self.settings)?.into_settings()?),
             opened_unix_ms: self.opened_unix_ms,
             records: self.records,
             given_to: self.given_to.into_iter().map(CopiedUnitsMessage::into_units).collect::<Result<_, _>>()?,
-        })
+        })))
     }
 }
 

@@ -275,7 +275,7 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
         Record::RolloutCopied { run, rollout, attempt, record } => {
             Form::RolloutCopied(rollout::RolloutMessage::of(run, rollout, *attempt, record))
         }
-        Record::RolloutCopyBegins { .. } => Form::RolloutCopyBegins(Box::new(copy::CopyBeginsMessage::of(record))),
+        Record::RolloutCopyBegins(begins) => Form::RolloutCopyBegins(Box::new(copy::CopyBeginsMessage::of(begins))),
         Record::ConsumerGroup { run, consumer_group, definition, from_earliest } => {
             Form::ConsumerGroup(queue::ConsumerGroupMessage::of(run, consumer_group, definition, *from_earliest))
         }

@@ -76,7 +76,7 @@ fn check_release(message: &v1::RunSettings) -> Result<(), Refusal> {
     match known(message.durability, "settings.durability")? {
         v1::Durability::Unspecified | v1::Durability::Memory => {}
         v1::Durability::Fsync | v1::Durability::Os => {
-            return Err(not_in_this_release("settings.durability", "a log on disk"));
+            return Err(not_in_this_release("settings.durability", "a durability of a run's own"));
         }
     }
     if message.group_quorum.is_some() {
@@ -285,7 +285,7 @@ pub fn run_settings_message(settings: &RunSettings) -> v1::RunSettings {
         unclaimed_retention: Some(duration(UNCLAIMED_RETENTION_MS)),
         consumer_group_idle_expiry: Some(duration(CONSUMER_GROUP_IDLE_EXPIRY_MS)),
         lease: Some(duration(settings.lease_ms)),
-        durability: v1::Durability::Memory.into(),
+        durability: v1::Durability::Unspecified.into(),
         ..v1::RunSettings::default()
     };
     set_rules(&mut message, rollout);

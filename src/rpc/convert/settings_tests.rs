@@ -61,7 +61,7 @@ fn every_setting_of_this_release_goes_there_and_back() {
         max_deliveries: Some(2),
         lease: Some(duration(90_000)),
         consumer_groups: vec![declared("g", group), declared("h", v1::ConsumerGroupSettings::default())],
-        durability: v1::Durability::Memory.into(),
+        durability: v1::Durability::Unspecified.into(),
         ..v1::RunSettings::default()
     };
     let settings = parsed(message.clone());

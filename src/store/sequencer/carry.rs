@@ -13,10 +13,9 @@ use std::sync::Arc;
 
 use crate::ids::{ConsumerGroupId, RolloutRef};
 use crate::limits;
-use crate::log::{CopiedUnits, Dated, Position, Record};
+use crate::log::{CopiedUnits, CopyBegins, Dated, Position, Record};
 use crate::queue::{DropReason, ParkedFor, Place};
 use crate::rollout::event::RolloutRecord;
-use crate::rollout::settings::RolloutSettings;
 
 use super::super::carry::{Gathered, Reading, Wanted};
 use super::super::{Live, RolloutKey, Slot};
@@ -25,11 +24,8 @@ use super::{RunState, Sequencer};
 /// A copy that is being read.
 pub(in crate::store) struct Copying {
     begins: Position,
-    reference: RolloutRef,
-    opened_unix_ms: u64,
-    settings: (u64, Arc<RolloutSettings>),
+    copy: CopyBegins,
     records_left: usize,
-    given_to: Vec<CopiedUnits>,
     /// None if the rollout is known anyway.
     records: Option<Vec<(u64, RolloutRecord)>>,
 }
@@ -94,17 +90,15 @@ impl Sequencer {
         let Some(given_to) = given_to(run, live) else { return false };
         let facts = live.rollout.facts();
         let size = facts.group.as_ref().and_then(|group| Some((group.clone(), run.groups.get(group)?.size()?)));
-        let begins = Record::RolloutCopyBegins {
-            run: key.run.clone(),
-            rollout: key.rollout.clone(),
-            attempt,
-            group,
+        let begins = CopyBegins {
+            reference: RolloutRef { run: key.run.clone(), group, rollout: key.rollout.clone(), attempt },
             settings_version: live.settings_version,
             settings: Arc::clone(&facts.settings),
             opened_unix_ms,
-            records: u32::try_from(records).unwrap_or(u32::MAX),
+            records: live.records,
             given_to,
         };
+        let begins = Record::RolloutCopyBegins(Box::new(begins));
         let new_home = self.log(&begins, None);
         for frame in frames {
             self.store.journal.append(frame, None);
@@ -143,36 +137,16 @@ fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
     Some(copied.collect())
 }
 
-/// What a record says of a copy's beginning, besides its rollout.
-pub(in crate::store) struct CopyBegins {
-    /// The settings that it keeps, and their version.
-    pub(in crate::store) settings: (u64, Arc<RolloutSettings>),
-    /// When it was opened first.
-    pub(in crate::store) opened_unix_ms: u64,
-    /// How many records follow.
-    pub(in crate::store) records: usize,
-    /// What consumer groups have of it.
-    pub(in crate::store) given_to: Vec<CopiedUnits>,
-}
-
 impl Sequencer {
     /// A copy of a rollout begins. Only in replay.
-    pub(in crate::store) fn replay_copy_begins(
-        &mut self,
-        reference: RolloutRef,
-        begins: CopyBegins,
-        position: Position,
-    ) {
-        let CopyBegins { settings, opened_unix_ms, records: records_left, given_to } = begins;
-        let key = reference.key();
-        let known = self
-            .store
-            .entry(&key)
-            .is_some_and(|entry| matches!(&*entry.slot.lock(), Slot::Live(live) if live.attempt == reference.attempt));
+    pub(in crate::store) fn replay_copy_begins(&mut self, copy: CopyBegins, position: Position) {
+        let key = copy.reference.key();
+        let known = self.store.entry(&key).is_some_and(
+            |entry| matches!(&*entry.slot.lock(), Slot::Live(live) if live.attempt == copy.reference.attempt),
+        );
+        let records_left = copy.records as usize;
         let records = (!known).then(Vec::new);
-        let copying =
-            Copying { begins: position, reference, opened_unix_ms, settings, records_left, given_to, records };
-        self.copying.insert(key.clone(), copying);
+        self.copying.insert(key.clone(), Copying { begins: position, copy, records_left, records });
         self.end_copy_if_whole(&key);
     }
 
@@ -190,10 +164,10 @@ impl Sequencer {
         if self.copying.get(key).is_none_or(|copying| copying.records_left > 0) {
             return;
         }
-        let Some(copying) = self.copying.remove(key) else { return };
-        match copying.records {
-            None => self.rehome(key, copying.reference.attempt, copying.begins),
-            Some(records) => self.open_copy(key, Copying { records: None, ..copying }, records),
+        let Some(Copying { begins, copy, records, .. }) = self.copying.remove(key) else { return };
+        match records {
+            None => self.rehome(key, copy.reference.attempt, begins),
+            Some(records) => self.open_copy(key, begins, copy, records),
         }
     }
 
@@ -209,13 +183,13 @@ impl Sequencer {
     }
 
     /// Opens a rollout from its copy, and gives it to those consumer groups only that had it.
-    fn open_copy(&mut self, key: &RolloutKey, copy: Copying, records: Vec<(u64, RolloutRecord)>) {
-        let Copying { begins, reference, opened_unix_ms, settings, given_to, .. } = copy;
+    fn open_copy(&mut self, key: &RolloutKey, begins: Position, copy: CopyBegins, records: Vec<(u64, RolloutRecord)>) {
+        let CopyBegins { reference, settings_version, settings, opened_unix_ms, given_to, .. } = copy;
         if !self.runs.contains_key(&key.run) {
             return;
         }
         self.store.replaying(Some(opened_unix_ms));
-        if self.open_with(key, &reference, begins, Some(settings)).is_err() {
+        if self.open_with(key, &reference, begins, Some((settings_version, settings))).is_err() {
             return;
         }
         let settled: BTreeMap<_, _> =

@@ -46,7 +46,6 @@ use super::memory::Holding;
 use super::replay::Reading;
 use super::{RolloutKey, Run, Store};
 
-pub(super) use carry::CopyBegins;
 pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery};
 pub use finished::{Retained, UnitRows};
 pub use look::{

@@ -1,9 +1,10 @@
 //! Giving back the room of records that are not needed any more.
 //!
 //! A log goes on without its beginning from a *snapshot*: the runs with their settings and consumer groups, written anew when a
-//! segment begins. A record is needed while it stands behind the *home* of a rollout: its opening, while it is live or remembered
-//! to have ended; of one that has ended it may also be the record that says so once more. So the log is let go of before the newest snapshot that no live rollout's home stands before; tombstones
-//! that stand before it are written again first, behind everything, and the log is cut only when that is durable.
+//! segment begins. A record is needed while it stands behind the *home* of a rollout: its opening, or the beginning of a copy of it,
+//! while it is live or remembered to have ended; of one that has ended also the record that says so once more. So the log is let
+//! go of before the newest snapshot that no live rollout's home stands before. Tombstones whose home does are written again first,
+//! behind everything, and the log is cut only when that is durable.
 //!
 //! Reading begins at the first whole snapshot: what stands before it in the same segment is passed over, and so is what is said
 //! there and later of rollouts whose opening is gone, because they have ended. A snapshot of what is known already changes nothing.
@@ -101,24 +102,22 @@ impl Sequencer {
         self.needed.snapshot_is_due = true;
     }
 
-    /// Writes a snapshot if one is due, and nothing of the small state is on its way.
+    /// Writes a snapshot if one is due, and nothing of the small state is on its way. Without runs there is nothing to let go of
+    /// that matters, and it waits for one.
     pub(super) fn snapshot_if_due(&mut self) {
-        let is_settled = self.runs.values().all(|run| run.making.is_empty());
-        if self.needed.snapshot_is_due && is_settled && !self.needed.is_snapshotting {
-            self.needed.snapshot_is_due = false;
-            let runs = u32::try_from(self.runs.len()).unwrap_or(u32::MAX);
-            let whole = |begins| Some(Sequenced::Snapshot { begins });
-            let frame = self.store.journal.frame(&Record::SnapshotBegins { runs }, self.store.unix_ms());
-            let Some((last, _)) = self.runs.last_key_value() else {
-                // Without runs there is nothing to let go of that matters; the next snapshot has some.
-                self.store.journal.append(frame, None);
-                return;
-            };
-            self.needed.is_snapshotting = true;
-            let begins = self.store.journal.append(frame, None);
-            for (id, run) in &self.runs {
-                self.log(&run.snapshot(id), whole(begins).filter(|_| id == last));
-            }
+        if !self.needed.snapshot_is_due || self.needed.is_snapshotting {
+            return;
+        }
+        let Some((last, _)) = self.runs.last_key_value() else { return };
+        if self.runs.values().any(|run| !run.making.is_empty()) {
+            return;
+        }
+        (self.needed.snapshot_is_due, self.needed.is_snapshotting) = (false, true);
+        let runs = u32::try_from(self.runs.len()).unwrap_or(u32::MAX);
+        let begins = self.log(&Record::SnapshotBegins { runs }, None);
+        for (id, run) in &self.runs {
+            let is_whole = (id == last).then_some(Sequenced::Snapshot { begins });
+            self.log(&run.snapshot(id), is_whole);
         }
     }
 
@@ -126,7 +125,7 @@ impl Sequencer {
     pub(super) fn ask_for_snapshot_if_useful(&mut self) {
         let log = Arc::clone(self.store.journal.log());
         let useful = self.needed.beginning().is_some_and(|before| log.holds_room_before(before));
-        self.needed.snapshot_is_due |= useful && !self.needed.is_cutting;
+        self.needed.snapshot_is_due |= useful && !self.needed.is_cutting && !self.needed.is_snapshotting;
     }
 
     /// A snapshot is whole and durable.

@@ -8,9 +8,9 @@ use crate::forest::call::{CallFacts, Delta, Link, RecordedPrompt, VersionSpan};
 use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
-use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, RunId};
+use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, RolloutRef, RunId};
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
-use crate::log::{CopiedUnits, EndedMember, EndedRollout, Record};
+use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, Record};
 use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -306,17 +306,19 @@ fn of_copies() -> Vec<(&'static str, Record)> {
         dropped: vec![(UnitId::from("run-1/g7-r3/2/main/b"), DropReason::Operator)],
     };
     let record = RolloutRecord::Conflict(call("c2"));
-    let begins = Record::RolloutCopyBegins {
-        run: run.clone(),
-        rollout: rollout.clone(),
-        attempt: 2,
-        group: Some(GroupId::parse("g7").unwrap()),
+    let begins = Record::RolloutCopyBegins(Box::new(CopyBegins {
+        reference: RolloutRef {
+            run: run.clone(),
+            group: Some(GroupId::parse("g7").unwrap()),
+            rollout: rollout.clone(),
+            attempt: 2,
+        },
         settings_version,
         settings: Arc::clone(&settings.rollout),
         opened_unix_ms: 1_790_000_000_000,
         records: 17,
         given_to: vec![units],
-    };
+    }));
     vec![
         ("rollout_copy_begins", begins),
         ("rollout_copied", Record::RolloutCopied { run, rollout, attempt: 2, record }),

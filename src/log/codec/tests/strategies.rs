@@ -13,9 +13,9 @@ use crate::forest::call::{CallFacts, Delta, Link, RecordedPrompt, VersionSpan};
 use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
-use crate::ids::IdentifierError;
+use crate::ids::{IdentifierError, RolloutRef};
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
-use crate::log::{CopiedUnits, EndedMember, EndedRollout, Record};
+use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, Record};
 use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -352,16 +352,15 @@ fn of_copies() -> BoxedStrategy<Record> {
     let numbers = any::<(u32, u64, u64, u32)>();
     let begins = (id!(RunId), id!(RolloutId), option::of(id!(GroupId)), rollout_settings(), numbers, vec(units, 0..3));
     prop_oneof![
-        begins.prop_map(|(run, rollout, group, settings, numbers, given_to)| Record::RolloutCopyBegins {
-            run,
-            rollout,
-            attempt: numbers.0,
-            group,
-            settings_version: numbers.1,
-            settings: Arc::new(settings),
-            opened_unix_ms: numbers.2,
-            records: numbers.3,
-            given_to,
+        begins.prop_map(|(run, rollout, group, settings, numbers, given_to)| {
+            Record::RolloutCopyBegins(Box::new(CopyBegins {
+                reference: RolloutRef { run, group, rollout, attempt: numbers.0 },
+                settings_version: numbers.1,
+                settings: Arc::new(settings),
+                opened_unix_ms: numbers.2,
+                records: numbers.3,
+                given_to,
+            }))
         }),
         (id!(RunId), id!(RolloutId), any::<u32>(), rollout_record())
             .prop_map(|(run, rollout, attempt, record)| { Record::RolloutCopied { run, rollout, attempt, record } }),
