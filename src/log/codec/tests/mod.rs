@@ -15,7 +15,7 @@ use crate::rollout::event::RolloutRecord;
 /// The record without its floating point numbers, and their bits: what `==` is for records whose numbers may be NaN.
 fn in_bits(record: &Record) -> (Record, Vec<u64>) {
     let (mut record, mut bits) = (record.clone(), Vec::new());
-    if let Record::Rollout { record, .. } = &mut record {
+    if let Record::Rollout { record, .. } | Record::RolloutCopied { record, .. } = &mut record {
         match record {
             RolloutRecord::Call(call) | RolloutRecord::ParentAgent { prompt: Some(call), .. } => {
                 if let CallRecord::New(new) = call {
