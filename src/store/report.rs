@@ -16,7 +16,7 @@ use crate::rollout::{Facts, Judgement, Rollout};
 
 use super::effect::{Ended, Notice, Outcome, Sequenced};
 use super::memory::Growth;
-use super::sequencer::{Admission, Command};
+use super::sequencer::{Admission, Admitted, Command};
 use super::{Live, OpenFacts, ReporterId, RolloutKey, Slot, Store, figures};
 
 /// What an event was answered, and from which record it was judged: the answer leaves when that is durable.
@@ -50,6 +50,15 @@ enum Tried<T> {
     NeedsGroup(Event),
 }
 
+/// What the first event of a rollout says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OpeningSays {
+    /// That the rollout is there.
+    NoMore,
+    /// Something that is a record of its own.
+    More,
+}
+
 /// An event on its way, with who sent it.
 struct Reported<'a> {
     reference: &'a RolloutRef,
@@ -57,7 +66,7 @@ struct Reported<'a> {
     reporter: Option<ReporterId>,
     /// Whether the sequencing task has admitted it just now.
     admitted: bool,
-    /// Whether that opened the rollout, or had it join its group: then the event was not known, whatever it says.
+    /// Whether that stored something which nobody else had said: then the event was not known, whatever it says beside.
     stored: bool,
 }
 
@@ -95,14 +104,22 @@ impl Store {
                     let judged = self.judge_first(reference, &event);
                     (event, judged)
                 }
-                Tried::NeedsGroup(event) => (event, Ok(())),
+                Tried::NeedsGroup(event) => (event, Ok(OpeningSays::More)),
             };
             let admitted = match judged {
-                Ok(()) => self.admit(reference, &event).await,
+                Ok(says) => self.admit(reference, &event).await.map(|admitted| (says, admitted)),
                 Err(refusal) => Err(refusal),
             };
             match admitted {
-                Ok(stored) => (reported.admitted, reported.stored) = (true, reported.stored || stored),
+                Ok((says, admitted)) => {
+                    reported.admitted = true;
+                    reported.stored |= match admitted {
+                        Admitted::Known => false,
+                        // The rest of it may come from somebody else before it is judged.
+                        Admitted::Opened => says == OpeningSays::NoMore,
+                        Admitted::Joined => true,
+                    };
+                }
                 Err(refusal) => {
                     self.mark_refused(reference, call_id(&event).as_ref(), refusal.reason);
                     return Answer { reply: Reply::Refused(refusal), position: self.journal.last() };
@@ -115,7 +132,7 @@ impl Store {
     }
 
     /// An event that a new rollout would refuse opens none.
-    fn judge_first(&self, reference: &RolloutRef, event: &Event) -> Result<(), Refusal> {
+    fn judge_first(&self, reference: &RolloutRef, event: &Event) -> Result<OpeningSays, Refusal> {
         let settings = match self.run(&reference.run) {
             Some(run) => Arc::clone(&run.settings.lock().1.rollout),
             None => Arc::clone(&crate::rollout::run_settings::RunSettings::with_defaults().rollout),
@@ -126,14 +143,14 @@ impl Store {
             Judgement::Refused(refusal, _) => Err(refusal),
             Judgement::Record(record) => {
                 let judged = self.memory.judge_first(growth, judged_bytes(fresh.facts(), growth, &record));
-                judged.map_err(|refusal| call_id(event).iter().fold(refusal, Refusal::call))
+                judged.map(|()| OpeningSays::More).map_err(|refusal| call_id(event).iter().fold(refusal, Refusal::call))
             }
-            Judgement::Duplicate(_) | Judgement::Heard => Ok(()),
+            Judgement::Duplicate(_) | Judgement::Heard => Ok(OpeningSays::NoMore),
         }
     }
 
-    /// Asks the sequencing task to admit a rollout, or what an event says of its group. Says whether that stored something.
-    async fn admit(&self, reference: &RolloutRef, event: &Event) -> Result<bool, Refusal> {
+    /// Asks the sequencing task to admit a rollout, or what an event says of its group.
+    async fn admit(&self, reference: &RolloutRef, event: &Event) -> Result<Admitted, Refusal> {
         let group_size = if let Event::Open(open) = event { open.group_size } else { None };
         let (reply, answer) = oneshot::channel();
         let admission = Admission { reference: reference.clone(), group_size };

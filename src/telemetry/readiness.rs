@@ -1,4 +1,4 @@
-//! Whether the service takes work. What failed stays failed, and what drains does not come back.
+//! Whether the service takes work. What failed stays failed, what drains does not come back, and what takes work once has begun.
 
 use tokio::sync::watch;
 
@@ -56,9 +56,16 @@ impl Readiness {
         self.0.subscribe()
     }
 
-    /// It takes no work yet, for this reason. Nothing, once it drains or has failed.
+    /// It takes no work yet, for this reason. Nothing, once it takes work: who says how a beginning goes on may be late.
     pub fn not_yet(&self, reason: impl Into<String>) {
-        self.become_if_up(Ready::NotYet(reason.into()));
+        let next = Ready::NotYet(reason.into());
+        self.0.send_if_modified(|state| match state {
+            Ready::NotYet(_) if *state != next => {
+                *state = next;
+                true
+            }
+            Ready::NotYet(_) | Ready::Yes | Ready::Draining | Ready::Failed(_) => false,
+        });
     }
 
     /// It takes work. Nothing, once it drains or has failed.
@@ -102,7 +109,12 @@ mod tests {
     fn what_drains_or_failed_does_not_come_back() {
         let readiness = Readiness::starting("replaying the log");
         assert_eq!(readiness.now().why_not(), Some("replaying the log"));
+        readiness.not_yet("replaying the rest");
+        assert_eq!(readiness.now().why_not(), Some("replaying the rest"));
         readiness.ready();
+        assert!(readiness.is_ready());
+        // Who says how far the log is read may be a moment late.
+        readiness.not_yet("replaying the last record");
         assert!(readiness.is_ready());
         readiness.draining();
         readiness.ready();

@@ -44,8 +44,6 @@ pub(crate) struct Answer<'a> {
     pub(crate) position: u64,
     pub(crate) request: usize,
     pub(crate) said: &'a Said,
-    /// Nothing was known of the attempt when the request was sent.
-    pub(crate) may_open: bool,
 }
 
 /// All that was accepted, in order.
@@ -73,11 +71,10 @@ pub(crate) struct Known {
 }
 
 impl Model {
-    /// A request is on its way. Says whether it may be the one that opens its attempt.
-    pub(crate) fn sends(&mut self, request: &Request) -> bool {
+    /// A request is on its way.
+    pub(crate) fn sends(&mut self, request: &Request) {
         let newest = self.sent.entry(request.rollout).or_default();
         *newest = request.attempt.max(*newest);
-        !self.known.contains_key(&(request.rollout, request.attempt))
     }
 
     /// Everything beyond this position is lost.
@@ -107,7 +104,7 @@ impl Model {
 
     /// Looks at an answer, and says what is wrong with it.
     pub(crate) fn answered(&mut self, answer: Answer<'_>, plan: &Plan) -> Result<(), String> {
-        let Answer { position, request, said, may_open } = answer;
+        let Answer { position, request, said } = answer;
         let asked = &plan.requests[request];
         let known = self.known(asked.rollout, asked.attempt);
         let case = &plan.rollouts[asked.rollout].case;
@@ -117,8 +114,6 @@ impl Model {
                 return Err(format!("though attempt {newer:?} was accepted"));
             }
             Said::Accepted if known.may_accept(&asked.what, case) => self.take(position, request, plan),
-            // It opened the attempt, and others have said the same before it came to be judged.
-            Said::Accepted if may_open && known.has(&asked.what) => {}
             Said::Accepted => return Err("though it is known".to_owned()),
             Said::Duplicate if !known.has(&asked.what) => return Err("though it was never accepted".to_owned()),
             Said::Duplicate => {}

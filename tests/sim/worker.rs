@@ -160,14 +160,14 @@ impl<'a> Stream<'a> {
         if self.world.one_in(DELAYS) {
             self.world.wait(self.world.below(DELAY_MS) as u64).await;
         }
-        let may_open = self.world.model.borrow_mut().sends(request);
+        self.world.model.borrow_mut().sends(request);
         let _permit = self.life.store.permit(request.weight).await;
         let event = request.event.clone();
         let answer = self.life.store.report(Some(self.reporter.id), &request.about, event, |_, _| ()).await;
         let said = Said::of(&answer.reply);
         let what = self.describe(sending, &said);
         self.world.say(self.name, format_args!("{what} @{}", answer.position.0));
-        let answered = Answer { position: answer.position.0, request: sending.request, said: &said, may_open };
+        let answered = Answer { position: answer.position.0, request: sending.request, said: &said };
         let judged = self.world.model.borrow_mut().answered(answered, &self.world.plan);
         self.world.check(format_args!("{what}, {:?}", answer.reply), judged);
         self.outgoing.push_back(Outgoing { sending, said, position: answer.position });

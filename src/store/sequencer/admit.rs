@@ -17,11 +17,11 @@ use super::super::effect::{Outcome, Sequenced};
 use super::super::memory::Growth;
 use super::super::report::{attempt_superseded, newer_attempt_too_late};
 use super::super::{Entry, Live, OpenFacts, RolloutKey, Slot, figures};
-use super::{Admission, RunState, Sequencer};
+use super::{Admission, Admitted, RunState, Sequencer};
 
 impl Sequencer {
-    /// Opens a rollout, or a newer attempt, or has one join its group; or says why not. True if that is new.
-    pub(super) fn admit(&mut self, admission: &Admission) -> Result<bool, Refusal> {
+    /// Opens a rollout, or a newer attempt, or has one join its group; or says why not.
+    pub(super) fn admit(&mut self, admission: &Admission) -> Result<Admitted, Refusal> {
         let reference = &admission.reference;
         let key = reference.key();
         self.judge_draining()?;
@@ -33,11 +33,11 @@ impl Sequencer {
             Slot::Live(live) if live.attempt > reference.attempt => return Err(attempt_superseded(live.attempt)),
             Slot::Live(live) if live.rollout.finalised().is_some() => return Err(newer_attempt_too_late(live.attempt)),
             Slot::Live(live) => live.rollout.facts().group.clone(),
-            Slot::Ended(ended, _) if ended.attempt >= reference.attempt => return Ok(false),
+            Slot::Ended(ended, _) if ended.attempt >= reference.attempt => return Ok(Admitted::Known),
             Slot::Ended(ended, _) if ended.outcome == Outcome::Retired => {
                 return Err(newer_attempt_too_late(ended.attempt));
             }
-            Slot::Ended(ended, _) if ended.is_final => return Ok(false),
+            Slot::Ended(ended, _) if ended.is_final => return Ok(Admitted::Known),
             Slot::Ended(ended, _) => ended.group.clone(),
             Slot::Removed => None,
         };
@@ -61,7 +61,7 @@ impl Sequencer {
         admission: &Admission,
         old_group: Option<GroupId>,
         replaces_open: bool,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<Admitted, Refusal> {
         let mut admission = admission.clone();
         if let (Some(old), Some(new)) = (&old_group, &admission.reference.group)
             && old != new
@@ -76,7 +76,7 @@ impl Sequencer {
         if let (Some(group), Some(size)) = (&admission.reference.group, admission.group_size) {
             self.say_group_size(&key.run, group, size);
         }
-        Ok(true)
+        Ok(Admitted::Opened)
     }
 
     /// Makes the run if need be, and asks its group.
@@ -202,17 +202,17 @@ impl Sequencer {
     }
 
     /// A live rollout is said to be in a group, or its group to have a size.
-    fn join_group(&mut self, key: &RolloutKey, live: &mut Live, admission: &Admission) -> Result<bool, Refusal> {
+    fn join_group(&mut self, key: &RolloutKey, live: &mut Live, admission: &Admission) -> Result<Admitted, Refusal> {
         let reference = &admission.reference;
         let group = match (&live.rollout.facts().group, &reference.group) {
-            (Some(known), Some(said)) if known != said => return Ok(false),
+            (Some(known), Some(said)) if known != said => return Ok(Admitted::Known),
             (Some(known), _) => known.clone(),
             (None, Some(said)) => said.clone(),
             (None, None) if admission.group_size.is_some() => {
                 let message = "a group_size needs a group: set rollout.group_id";
                 return Err(Refusal::new(Reason::InvalidValue, message).field("open.group_size"));
             }
-            (None, None) => return Ok(false),
+            (None, None) => return Ok(Admitted::Known),
         };
         let unix_ms = self.store.unix_ms();
         let run = self.run_or_new(&key.run)?;
@@ -237,7 +237,7 @@ impl Sequencer {
         if let Some(size) = admission.group_size {
             self.say_group_size(&key.run, &group, size);
         }
-        Ok(joined)
+        Ok(if joined { Admitted::Joined } else { Admitted::Known })
     }
 
     /// What is said first of a group's size is a record of its own: others are judged by it, whatever becomes of the event that

@@ -64,13 +64,24 @@ pub struct Admission {
     pub group_size: Option<u32>,
 }
 
+/// What an admission came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admitted {
+    /// All of it was so already, or the rollout has ended.
+    Known,
+    /// It opened the rollout, or a newer attempt at it.
+    Opened,
+    /// It had the rollout join its group.
+    Joined,
+}
+
 /// Where the answer to a subscription goes.
 pub type SubscribeReply = oneshot::Sender<Result<Subscribed, Refusal>>;
 
 /// What the sequencing task is asked.
 pub enum Command {
     /// May this rollout be opened, or join its group? The answer says whether it has: it may stand so already.
-    Admit(Admission, oneshot::Sender<Result<bool, Refusal>>),
+    Admit(Admission, oneshot::Sender<Result<Admitted, Refusal>>),
     /// Make a run.
     CreateRun(RunId, Arc<RunSettings>, oneshot::Sender<Result<RunFacts, Refusal>>),
     /// Give a run new settings, if it has this version (0: any).
