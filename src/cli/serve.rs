@@ -45,6 +45,9 @@ pub struct ServeArguments {
 pub fn run(file: Option<&Path>, arguments: &ServeArguments) -> Result<(), Failure> {
     let config = Config::load(file, &arguments.flags).map_err(|error| Failure::Usage(error.to_string()))?;
     start_logging(&config)?;
+    if let Err(error) = service::take_small_pages() {
+        tracing::warn!(%error, "memory is taken in pages of any size, so that an answer may wait for a large one");
+    }
     block_on(serve(config, arguments.salvage))
 }
 

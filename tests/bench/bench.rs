@@ -8,6 +8,7 @@
 #![expect(clippy::print_stdout, reason = "figures are what it is for")]
 
 mod attacked;
+mod disk;
 mod growth;
 mod ingest;
 mod kit;
@@ -16,6 +17,7 @@ mod linking;
 mod memory;
 mod message;
 mod open;
+mod recovery;
 mod rows_out;
 mod watching;
 mod wire;
@@ -34,7 +36,7 @@ const ROUNDS_MIN: usize = 5;
 type Row = (&'static str, fn(&Asked, &mut Report));
 
 /// All rows, in the order of the table.
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 14] = [
     ("linking-full", linking::full_prompts),
     ("linking-deltas", linking::deltas),
     ("ingest-full", ingest::full_prompts),
@@ -42,13 +44,18 @@ const ROWS: [Row; 11] = [
     ("rows-out", rows_out::rows_out),
     ("memory", memory::population),
     ("growth", growth::growth),
+    ("durable-ingest", ingest::durable),
+    ("durable-answer", latency::durable_answer),
     ("reward-to-row", latency::reward_to_row),
+    ("recovery", recovery::recovery),
     ("open-rollouts", open::open_rollouts),
     ("watched", watching::watched),
     ("attacked", attacked::attacked),
 ];
 
 fn main() {
+    // As the service does.
+    hedgerow::service::take_small_pages().expect("a system with pages");
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {

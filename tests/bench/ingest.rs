@@ -1,14 +1,19 @@
-//! Reports over gRPC with the log off, against a bare sink of the same messages.
+//! Reports over gRPC, with the log off and durably, against a bare sink of the same messages and a bare writer of the log's bytes.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::future::join_all;
 use futures_util::{Stream, stream};
+use hedgerow::limits;
+use hedgerow::log::segments::Options;
 use hedgerow::proto::v1;
 use hedgerow::proto::v1::report_request::Event;
+use hedgerow::service::LogSource;
 use hedgerow::store::clock::Clock;
 
+use crate::disk::{Scratch, bare_write_seconds};
 use crate::kit::{Asked, Report, Target, interleaved, rates};
 use crate::message::{Form, call, request};
 use crate::wire::{Machine, connect, report_all};
@@ -18,6 +23,8 @@ use crate::workload::{Size, conversation};
 const ROLLOUTS_AT_ONCE: usize = 64;
 /// Rollouts whose calls are made, and from which all others are copied.
 const TEMPLATES: u64 = 16;
+/// What the log may take: room for a few rounds.
+const LOG_BUDGET_BYTES: u64 = 4 << 30;
 /// The run that everything is reported to.
 const RUN: &str = "bench";
 
@@ -109,9 +116,8 @@ const VARIANTS: [(usize, bool); 3] = [(1, true), (4, true), (1, false)];
 
 /// Whole prompts of 32 k ids, in bytes, over one stream and over four; and into memory that the process has not had.
 pub(crate) fn full_prompts(asked: &Asked, report: &mut Report) {
-    let size = Size { calls: 40, prompt: 400, generation: 100 };
     for (streams, steady) in VARIANTS {
-        let load = Load::new(Form::Full, 22_000, size, asked.size(64, 256), streams, steady);
+        let load = prompts(asked, streams, steady);
         let amount = (load.bytes(), "B/s");
         measure(asked, report, &load, "full prompts of 32 k", amount);
     }
@@ -119,12 +125,62 @@ pub(crate) fn full_prompts(asked: &Asked, report: &mut Report) {
 
 /// Deltas of 1 k ids, in calls, over one stream and over four; and into memory that the process has not had.
 pub(crate) fn deltas(asked: &Asked, report: &mut Report) {
-    let size = Size { calls: 100, prompt: 900, generation: 100 };
     for (streams, steady) in VARIANTS {
-        let load = Load::new(Form::Delta, 1000, size, asked.size(64, 768), streams, steady);
+        let load = turns(asked, streams, steady);
         let amount = (load.calls(), "calls/s");
         measure(asked, report, &load, "deltas of 1 k", amount);
     }
+}
+
+/// The same into a log on disk, each answer durable.
+pub(crate) fn durable(asked: &Asked, report: &mut Report) {
+    for streams in [1, 4] {
+        let load = prompts(asked, streams, true);
+        measure_durable(asked, report, &load, "full prompts of 32 k", (load.bytes(), "B/s"));
+        let load = turns(asked, streams, true);
+        measure_durable(asked, report, &load, "deltas of 1 k", (load.calls(), "calls/s"));
+    }
+}
+
+/// Whole prompts of 32 k ids.
+fn prompts(asked: &Asked, streams: usize, steady: bool) -> Load {
+    let size = Size { calls: 40, prompt: 400, generation: 100 };
+    Load::new(Form::Full, 22_000, size, asked.size(64, 256), streams, steady)
+}
+
+/// Deltas of 1 k ids.
+fn turns(asked: &Asked, streams: usize, steady: bool) -> Load {
+    let size = Size { calls: 100, prompt: 900, generation: 100 };
+    Load::new(Form::Delta, 1000, size, asked.size(64, 768), streams, steady)
+}
+
+fn measure_durable(asked: &Asked, report: &mut Report, load: &Load, what: &str, (amount, unit): (usize, &str)) {
+    let (machine, scratch) = (Machine::new(), Scratch::new());
+    let storage = scratch.storage();
+    let options = Options { budget_bytes: LOG_BUDGET_BYTES, ..Options::new(1) };
+    let disk = LogSource::Disk { storage: Arc::clone(&storage) as _, options };
+    let service = machine.service_with(disk, Clock::machine(), limits::MEMORY_BUDGET_BYTES);
+    let (service_address, bare_address) = (service.grpc_address.to_string(), machine.bare(Vec::new()));
+    let written = Cell::new(0);
+    let mut round = 0;
+    let ours = || {
+        round += 1;
+        let before = storage.written_bytes();
+        let took = machine.client.block_on(load.send(&service_address, round));
+        written.set(storage.written_bytes() - before);
+        took
+    };
+    // Whichever of the two is slower.
+    let limit = || machine.client.block_on(load.send(&bare_address, 0)).max(bare_write_seconds(written.get()));
+    let (ours, limit) = interleaved(asked.rounds, ours, limit);
+    let rate = |seconds: Vec<f64>| seconds.into_iter().map(|took| amount as f64 / took).collect::<Vec<_>>();
+    let runs = (rate(ours), rate(limit));
+    let streams = if load.streams == 1 { "1 stream".to_owned() } else { format!("{} streams", load.streams) };
+    let calls = load.calls();
+    let bytes = crate::kit::amount(written.get() as f64, "B");
+    let what = format!("ingest, durable, {what}, {streams} ({calls} calls, {bytes} in the log)");
+    report.add(rates(what, unit, &runs, Target::AtLeast(0.6)));
+    machine.server.block_on(service.stop());
 }
 
 fn measure(asked: &Asked, report: &mut Report, load: &Load, what: &str, (amount, unit): (usize, &str)) {

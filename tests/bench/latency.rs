@@ -1,21 +1,29 @@
-//! From a reward to the first row at a subscribed trainer, under a paced load, against the round trip under the same load.
+//! How long answers and rows take under a paced load: a durable answer beside `fdatasync`s of the same sizes, and a reward until the
+//! first row of its rollout at a subscribed trainer beside the round trip under the same load.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hedgerow::cli::client;
+use hedgerow::limits;
+use hedgerow::log::memory::MemoryLog;
+use hedgerow::log::segments::Options;
 use hedgerow::proto::v1;
 use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::report_response::Response as Reported;
 use hedgerow::proto::v1::subscribe_request::Request;
 use hedgerow::proto::v1::subscribe_response::Response;
+use hedgerow::service::LogSource;
 use hedgerow::store::clock::Clock;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
 
-use crate::kit::{Asked, Line, Report, Target, amount, percentile, ratios};
+use crate::disk::{Measured, Scratch, bare_writes};
+use crate::kit::{Asked, Line, Report, Spread, Target, amount, percentile, ratios};
 use crate::message::{Form, call, finish, request};
-use crate::wire::{Machine, connect, report_all};
+use crate::wire::{Machine, connect};
 use crate::workload::{Size, conversation};
 
 /// Bytes a second of calls beside what is measured.
@@ -33,10 +41,69 @@ struct Seen {
     round_trip: Vec<Duration>,
 }
 
-/// Reward → first row, p50 and p99.
+/// How long a load goes on whose answers are timed.
+const LOAD_SECONDS: [f64; 2] = [0.5, 3.0];
+/// What an answer may wait for others to be synced with it.
+const LINGER: Duration = Duration::from_millis(2);
+/// Syncs of the disk that an answer may wait for: the one before its own, its own, and a bad one.
+const SYNCS: f64 = 3.0;
+
+/// Answers to calls, each of which is durable, p99.
+pub(crate) fn durable_answer(asked: &Asked, report: &mut Report) {
+    let (machine, scratch) = (Machine::new(), Scratch::new());
+    let storage = scratch.storage();
+    let service = machine.service_with(on_disk(&storage), Clock::machine(), limits::MEMORY_BUDGET_BYTES);
+    let address = service.grpc_address.to_string();
+    let load = |round| {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        storage.take_syncs();
+        let mut answers = machine.client.block_on(async {
+            let load = tokio::spawn(paced_load(address.clone(), format!("run-{round}"), stopped));
+            tokio::time::sleep(Duration::from_secs_f64(asked.size(LOAD_SECONDS[0], LOAD_SECONDS[1]))).await;
+            drop(stop);
+            load.await.expect("the load is answered")
+        });
+        let syncs = storage.take_syncs();
+        let mut own: Vec<Duration> = syncs.iter().map(|sync| sync.took).collect();
+        let mut bare = bare_writes(syncs.iter().map(|sync| sync.bytes));
+        [&mut answers, &mut own, &mut bare].map(|times| percentile(times, 0.99).as_secs_f64())
+    };
+    load(0);
+    let rounds: Vec<[f64; 3]> = (1..=asked.rounds).map(load).collect();
+    let of = |which: usize| -> Vec<f64> { rounds.iter().map(|round| round[which]).collect() };
+    let limit = |syncs: &[f64]| -> Vec<f64> { syncs.iter().map(|sync| LINGER.as_secs_f64() + SYNCS * sync).collect() };
+    let median = |values: &[f64]| amount(Spread::of(values).median, "s");
+    let (answers, own, bare) = (of(0), of(1), of(2));
+    for (beside, syncs, target) in
+        [("fdatasyncs of the same sizes", &bare, Target::AtMost(1.0)), ("its own fdatasyncs", &own, Target::Known)]
+    {
+        let limit = limit(syncs);
+        report.add(Line {
+            what: format!("durable answer, p99, at 20 MB/s; against 2 ms + 3 × p99 of {beside} ({})", median(syncs)),
+            ours: median(&answers),
+            limit: median(&limit),
+            ratio: ratios(&answers, &limit),
+            target,
+        });
+    }
+    machine.server.block_on(service.stop());
+}
+
+/// A log on this disk.
+fn on_disk(storage: &Arc<Measured>) -> LogSource {
+    LogSource::Disk { storage: Arc::clone(storage) as _, options: Options::new(1) }
+}
+
+/// Reward → first row, p50 and p99, with the log off and durably.
 pub(crate) fn reward_to_row(asked: &Asked, report: &mut Report) {
+    let scratch = Scratch::new();
+    rewards_to_rows(asked, report, "log off", LogSource::Given(Arc::new(MemoryLog::forgetting())));
+    rewards_to_rows(asked, report, "durable", on_disk(&scratch.storage()));
+}
+
+fn rewards_to_rows(asked: &Asked, report: &mut Report, how: &str, log: LogSource) {
     let machine = Machine::new();
-    let service = machine.service(Clock::machine());
+    let service = machine.service_with(log, Clock::machine(), limits::MEMORY_BUDGET_BYTES);
     let address = service.grpc_address.to_string();
     let probes = asked.size(150, 1000);
     let rounds: Vec<Seen> =
@@ -48,10 +115,10 @@ pub(crate) fn reward_to_row(asked: &Asked, report: &mut Report) {
         let (row, answer, trip) =
             (of(|seen| &seen.reward_to_row), of(|seen| &seen.answer), of(|seen| &seen.round_trip));
         let limit: Vec<f64> = answer.iter().zip(&trip).map(|(answer, trip)| answer + 5.0 * trip).collect();
-        let median = |values: &[f64]| amount(crate::kit::Spread::of(values).median, "s");
+        let median = |values: &[f64]| amount(Spread::of(values).median, "s");
         report.add(Line {
             what: format!(
-                "reward → first row, {name}, 20 MB/s beside; against answer ({}) + 5 × round trip ({})",
+                "reward → first row, {how}, {name}, 20 MB/s beside; against answer ({}) + 5 × round trip ({})",
                 median(&answer),
                 median(&trip)
             ),
@@ -75,15 +142,16 @@ async fn measure(address: &str, round: usize, probes: usize) -> Seen {
     seen
 }
 
-/// Deltas of 1 k ids at a fixed pace, each answered.
-async fn paced_load(address: String, run: String, mut stopped: tokio::sync::oneshot::Receiver<()>) {
+/// Deltas of 1 k ids at a fixed pace; how long each waited for its answer.
+async fn paced_load(address: String, run: String, mut stopped: tokio::sync::oneshot::Receiver<()>) -> Vec<Duration> {
     let size = Size { calls: 200, prompt: 900, generation: 100 };
     let rollout = conversation(1, 1000, size);
     let calls: Vec<v1::Call> = rollout.calls.iter().map(|one| call(&rollout, one, Form::Delta)).collect();
     let bytes = prost::Message::encoded_len(&calls[calls.len() - 1]);
     let at_once = (LOAD_BYTES_PER_SECOND as f64 * LOAD_TICK.as_secs_f64() / bytes as f64).round() as usize;
     let (sender, line) = mpsc::channel(64 * at_once);
-    let answered = tokio::spawn(report_all(connect(&address).await, ReceiverStream::new(line)));
+    let (times, sent) = mpsc::unbounded_channel();
+    let answered = tokio::spawn(answers(connect(&address).await, ReceiverStream::new(line), sent));
     let mut every = interval(LOAD_TICK);
     every.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut next = 0;
@@ -96,13 +164,30 @@ async fn paced_load(address: String, run: String, mut stopped: tokio::sync::ones
             let (number, at) = (next / calls.len(), next % calls.len());
             next += 1;
             let event = Event::Call(calls[at].clone());
-            if sender.send(request(&run, &format!("load-{number}"), next as u64, event)).await.is_err() {
-                return;
-            }
+            times.send(Instant::now()).expect("answers are awaited");
+            let request = request(&run, &format!("load-{number}"), next as u64, event);
+            sender.send(request).await.expect("the stream goes on");
         }
     }
     drop(sender);
-    answered.await.expect("the load is answered");
+    answered.await.expect("the load is answered")
+}
+
+/// Sends requests over one stream; how long after these times each was answered.
+async fn answers(
+    channel: Channel,
+    requests: ReceiverStream<v1::ReportRequest>,
+    mut sent: mpsc::UnboundedReceiver<Instant>,
+) -> Vec<Duration> {
+    let responses = client::harness(channel).report(requests).await.expect("a stream of reports");
+    let mut responses = responses.into_inner();
+    let mut times = Vec::new();
+    while let Some(response) = responses.message().await.expect("the stream goes on") {
+        let Some(Reported::Answer(answer)) = response.response else { continue };
+        assert_eq!(answer.outcome(), v1::AnswerOutcome::Accepted, "{answer:?}");
+        times.push(sent.recv().await.expect("it was sent").elapsed());
+    }
+    times
 }
 
 /// Finishes rollouts one after another; between them, heartbeats on the same stream.

@@ -45,8 +45,13 @@ impl Machine {
 
     /// The same, whose rollouts may hold so much in memory.
     pub(crate) fn service_with_memory(&self, clock: Clock, memory_budget_bytes: u64) -> RunningService {
+        self.service_with(LogSource::Given(Arc::new(MemoryLog::forgetting())), clock, memory_budget_bytes)
+    }
+
+    /// Our service, with this log.
+    pub(crate) fn service_with(&self, log: LogSource, clock: Clock, memory_budget_bytes: u64) -> RunningService {
         let options = ServiceOptions {
-            log: LogSource::Given(Arc::new(MemoryLog::forgetting())),
+            log,
             telemetry: Telemetry::new(),
             clock,
             memory_budget_bytes,

@@ -5,7 +5,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod basics;
-mod bench;
 mod crashes;
 mod damage;
 mod files;
