@@ -41,8 +41,8 @@ struct Seen {
     round_trip: Vec<Duration>,
 }
 
-/// How long a load goes on whose answers are timed.
-const LOAD_SECONDS: [f64; 2] = [0.5, 3.0];
+/// Calls of a load whose answers are timed, in a quick run and in a full one: some 3 s.
+const TIMED_CALLS: [usize; 2] = [2000, 13_000];
 /// What an answer may wait for others to be synced with it.
 const LINGER: Duration = Duration::from_millis(2);
 /// Syncs of the disk that an answer may wait for: the one before its own, its own, and a bad one.
@@ -55,14 +55,11 @@ pub(crate) fn durable_answer(asked: &Asked, report: &mut Report) {
     let service = machine.service_with(on_disk(&storage), Clock::machine(), limits::MEMORY_BUDGET_BYTES);
     let address = service.grpc_address.to_string();
     let load = |round| {
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         storage.take_syncs();
-        let mut answers = machine.client.block_on(async {
-            let load = tokio::spawn(paced_load(address.clone(), format!("run-{round}"), stopped));
-            tokio::time::sleep(Duration::from_secs_f64(asked.size(LOAD_SECONDS[0], LOAD_SECONDS[1]))).await;
-            drop(stop);
-            load.await.expect("the load is answered")
-        });
+        let (_goes_on, stopped) = tokio::sync::oneshot::channel::<()>();
+        let calls_max = asked.size(TIMED_CALLS[0], TIMED_CALLS[1]);
+        let load = paced_load(address.clone(), format!("run-{round}"), calls_max, stopped);
+        let mut answers = machine.client.block_on(load);
         let syncs = storage.take_syncs();
         let mut own: Vec<Duration> = syncs.iter().map(|sync| sync.took).collect();
         let mut bare = bare_writes(syncs.iter().map(|sync| sync.bytes));
@@ -135,14 +132,14 @@ fn rewards_to_rows(asked: &Asked, report: &mut Report, how: &str, log: LogSource
 async fn measure(address: &str, round: usize, probes: usize) -> Seen {
     let run = format!("run-{round}");
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let load = tokio::spawn(paced_load(address.to_owned(), run.clone(), stopped));
+    let load = tokio::spawn(paced_load(address.to_owned(), run.clone(), usize::MAX, stopped));
     let seen = probe(address, &run, probes).await;
     drop(stop);
     load.await.expect("the load is answered");
     seen
 }
 
-/// Deltas of 1 k ids at a fixed pace; how long each waited for its answer.
+/// Deltas of 1 k ids at a fixed pace, until there were so many or it is stopped; how long each waited for its answer.
 async fn paced_load(address: String, run: String, mut stopped: tokio::sync::oneshot::Receiver<()>) -> Vec<Duration> {
     let size = Size { calls: 200, prompt: 900, generation: 100 };
     let rollout = conversation(1, 1000, size);
@@ -155,7 +152,7 @@ async fn paced_load(address: String, run: String, mut stopped: tokio::sync::ones
     let mut every = interval(LOAD_TICK);
     every.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut next = 0;
-    loop {
+    while next < calls_max {
         tokio::select! {
             _ = every.tick() => {}
             _ = &mut stopped => break,
