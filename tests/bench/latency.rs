@@ -15,7 +15,7 @@ use hedgerow::proto::v1::subscribe_request::Request;
 use hedgerow::proto::v1::subscribe_response::Response;
 use hedgerow::service::LogSource;
 use hedgerow::store::clock::Clock;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -56,7 +56,7 @@ pub(crate) fn durable_answer(asked: &Asked, report: &mut Report) {
     let address = service.grpc_address.to_string();
     let load = |round| {
         storage.take_syncs();
-        let (_goes_on, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (_goes_on, stopped) = oneshot::channel::<()>();
         let calls_max = asked.size(TIMED_CALLS[0], TIMED_CALLS[1]);
         let load = paced_load(address.clone(), format!("run-{round}"), calls_max, stopped);
         let mut answers = machine.client.block_on(load);
@@ -131,7 +131,7 @@ fn rewards_to_rows(asked: &Asked, report: &mut Report, how: &str, log: LogSource
 /// One round: a load that goes on until all probes are through.
 async fn measure(address: &str, round: usize, probes: usize) -> Seen {
     let run = format!("run-{round}");
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (stop, stopped) = oneshot::channel::<()>();
     let load = tokio::spawn(paced_load(address.to_owned(), run.clone(), usize::MAX, stopped));
     let seen = probe(address, &run, probes).await;
     drop(stop);
@@ -140,7 +140,12 @@ async fn measure(address: &str, round: usize, probes: usize) -> Seen {
 }
 
 /// Deltas of 1 k ids at a fixed pace, until there were so many or it is stopped; how long each waited for its answer.
-async fn paced_load(address: String, run: String, mut stopped: tokio::sync::oneshot::Receiver<()>) -> Vec<Duration> {
+async fn paced_load(
+    address: String,
+    run: String,
+    calls_max: usize,
+    mut stopped: oneshot::Receiver<()>,
+) -> Vec<Duration> {
     let size = Size { calls: 200, prompt: 900, generation: 100 };
     let rollout = conversation(1, 1000, size);
     let calls: Vec<v1::Call> = rollout.calls.iter().map(|one| call(&rollout, one, Form::Delta)).collect();
