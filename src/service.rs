@@ -13,6 +13,7 @@ use crate::limits;
 use crate::log::disk::DiskLog;
 use crate::log::memory::MemoryLog;
 use crate::log::segments::storage::Storage;
+use crate::log::segments::watched::Watched;
 use crate::log::segments::{Failure, Options, Progress, Recovered};
 use crate::log::{Log, LogError, Position};
 use crate::rpc::{self, Shared};
@@ -210,6 +211,8 @@ async fn open_log(
             let begun = Instant::now();
             let says =
                 tokio::spawn(say_progress(Arc::clone(&progress), begun, Arc::clone(telemetry), Arc::clone(readiness)));
+            let of_syncs = Arc::clone(telemetry);
+            let storage = Arc::new(Watched::new(storage, move |synced| of_syncs.log_sync(synced.took)));
             let recovery = recover(storage, options, progress, sequencer).await;
             says.abort();
             let Recovery { sequencer, log, last, recovered } = recovery?;

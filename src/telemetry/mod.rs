@@ -43,6 +43,7 @@ pub struct Telemetry {
     replay: [Gauge; 2],
     report_streams: Gauge,
     durable_answer: Histogram,
+    log_sync: Histogram,
     waiting_on: Vec<Gauge>,
 }
 
@@ -66,6 +67,7 @@ impl Telemetry {
             replay: [&names::REPLAY_SECONDS, &names::REPLAY_LEFT_BYTES].map(|of| registry.gauge(of, &[])),
             report_streams: registry.gauge(&names::REPORT_STREAMS, &[]),
             durable_answer: registry.histogram(&names::DURABLE_ANSWER_SECONDS, &[]),
+            log_sync: registry.histogram(&names::LOG_SYNC_SECONDS, &[]),
             runs: RwLock::default(),
             registry,
         };
@@ -152,6 +154,11 @@ impl Telemetry {
     /// From the arrival of a message to its durable answer.
     pub fn durable_answer(&self, took: Duration) {
         self.durable_answer.record(took.as_secs_f64());
+    }
+
+    /// The disk made what was written to the log durable.
+    pub fn log_sync(&self, took: Duration) {
+        self.log_sync.record(took.as_secs_f64());
     }
 
     /// Who waits for whom.

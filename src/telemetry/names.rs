@@ -96,6 +96,8 @@ metrics! {
         "Bytes of the log that are still to be read before the service takes work.";
     REPORT_STREAMS: GAUGE "hedgerow_report_streams" in Count by []
         "Open streams of reports.";
+    LOG_SYNC_SECONDS: IN_SECONDS "hedgerow_log_sync_seconds" in Seconds by []
+        "How long the disk took to make what was written to the log durable, each time.";
     DURABLE_ANSWER_SECONDS: IN_SECONDS "hedgerow_durable_answer_seconds" in Seconds by []
         "From the arrival of a message to its durable answer.";
 

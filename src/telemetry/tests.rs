@@ -54,6 +54,7 @@ fn a_scrape_has_every_declared_metric_after_one_recording() {
     metrics.rollout_shape(RolloutShape { roots: 1, leaves: 2, depth: 3, agents: 2, agents_without_list: 1 });
     metrics.reward_to_row(Duration::from_millis(3));
     telemetry.durable_answer(Duration::from_micros(700));
+    telemetry.log_sync(Duration::from_micros(300));
     telemetry.refused(Reason::CallConflict);
     let _ledger = metrics.call_ledger(&policy());
     let _group = metrics.consumer_group(&ConsumerGroupId::parse("trainer").expect("an identifier"));

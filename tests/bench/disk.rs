@@ -1,14 +1,15 @@
 //! The disk as the log sees it, with what it was asked to write and how long that took; and the bare writer and reader beside it.
 
-use std::any::Any;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hedgerow::limits;
-use hedgerow::log::segments::storage::{Directory, File, Storage};
+use hedgerow::log::segments::Options;
+use hedgerow::log::segments::storage::{Directory, Storage as _};
+use hedgerow::log::segments::watched::{Synced, Watched};
+use hedgerow::service::LogSource;
 
 /// A directory of its own, which goes with this.
 pub(crate) struct Scratch(PathBuf);
@@ -24,9 +25,16 @@ impl Scratch {
     }
 
     /// It as the log's storage.
-    pub(crate) fn storage(&self) -> Arc<Measured> {
+    pub(crate) fn storage(&self) -> Measured {
         let directory = Directory::new(&self.0).expect("the folder is there");
-        Arc::new(Measured { directory, written: Arc::default() })
+        let syncs = Arc::<Mutex<Syncs>>::default();
+        let noted = Arc::clone(&syncs);
+        let note = move |synced: Synced| {
+            let mut syncs = noted.lock().unwrap_or_else(PoisonError::into_inner);
+            syncs.bytes += synced.bytes;
+            syncs.untaken.push(synced);
+        };
+        Measured { storage: Arc::new(Watched::new(Arc::new(directory), note)), syncs }
     }
 }
 
@@ -36,112 +44,33 @@ impl Drop for Scratch {
     }
 }
 
-/// A directory whose writes and syncs are noted.
+/// A log's storage whose syncs are noted.
 pub(crate) struct Measured {
-    directory: Directory,
-    written: Arc<Written>,
+    pub(crate) storage: Arc<Watched>,
+    syncs: Arc<Mutex<Syncs>>,
 }
 
-/// What was written.
 #[derive(Default)]
-struct Written {
-    bytes: AtomicU64,
-    /// Bytes since the last sync.
-    unsynced_bytes: AtomicU64,
-    syncs: Mutex<Vec<Sync>>,
-}
-
-/// One `fdatasync`: of how many bytes, and how long it took.
-#[derive(Clone, Copy)]
-pub(crate) struct Sync {
-    pub(crate) bytes: u64,
-    pub(crate) took: Duration,
-}
-
-struct MeasuredFile {
-    file: Arc<dyn File>,
-    written: Arc<Written>,
+struct Syncs {
+    /// All that was made durable.
+    bytes: u64,
+    untaken: Vec<Synced>,
 }
 
 impl Measured {
-    /// Bytes written so far.
-    pub(crate) fn written_bytes(&self) -> u64 {
-        self.written.bytes.load(Ordering::Relaxed)
+    /// A log there, with these options.
+    pub(crate) fn log(&self, options: Options) -> LogSource {
+        LogSource::Disk { storage: Arc::clone(&self.storage) as _, options }
+    }
+
+    /// Bytes made durable so far.
+    pub(crate) fn durable_bytes(&self) -> u64 {
+        self.syncs.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
 
     /// The syncs since this was asked last.
-    pub(crate) fn take_syncs(&self) -> Vec<Sync> {
-        std::mem::take(&mut *self.written.syncs.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn file(&self, file: Arc<dyn File>) -> Arc<dyn File> {
-        Arc::new(MeasuredFile { file, written: Arc::clone(&self.written) })
-    }
-}
-
-impl Storage for Measured {
-    fn place(&self) -> String {
-        self.directory.place()
-    }
-
-    fn lock(&self) -> io::Result<Box<dyn Any + Send + std::marker::Sync>> {
-        self.directory.lock()
-    }
-
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.directory.list()
-    }
-
-    fn create(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn File>> {
-        Ok(self.file(self.directory.create(name, bytes)?))
-    }
-
-    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        Ok(self.file(self.directory.open(name)?))
-    }
-
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.directory.rename(from, to)
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.directory.remove(name)
-    }
-
-    fn sync_directory(&self) -> io::Result<()> {
-        self.directory.sync_directory()
-    }
-}
-
-impl File for MeasuredFile {
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-
-    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.file.read_at(into, offset)
-    }
-
-    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.written.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.written.unsynced_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.file.write_at(bytes, offset)
-    }
-
-    fn grow(&self, bytes: u64) -> io::Result<()> {
-        self.file.grow(bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        let bytes = self.written.unsynced_bytes.swap(0, Ordering::Relaxed);
-        let begun = Instant::now();
-        let done = self.file.sync();
-        let sync = Sync { bytes, took: begun.elapsed() };
-        // Spares are synced too; they take no part in an answer.
-        if bytes > 0 {
-            self.written.syncs.lock().unwrap_or_else(PoisonError::into_inner).push(sync);
-        }
-        done
+    pub(crate) fn take_syncs(&self) -> Vec<Synced> {
+        std::mem::take(&mut self.syncs.lock().unwrap_or_else(PoisonError::into_inner).untaken)
     }
 }
 

@@ -10,7 +10,6 @@ use hedgerow::limits;
 use hedgerow::log::segments::Options;
 use hedgerow::proto::v1;
 use hedgerow::proto::v1::report_request::Event;
-use hedgerow::service::LogSource;
 use hedgerow::store::clock::Clock;
 
 use crate::disk::{Scratch, bare_write_seconds};
@@ -158,16 +157,15 @@ fn measure_durable(asked: &Asked, report: &mut Report, load: &Load, what: &str, 
     let (machine, scratch) = (Machine::new(), Scratch::new());
     let storage = scratch.storage();
     let options = Options { budget_bytes: LOG_BUDGET_BYTES, ..Options::new(1) };
-    let disk = LogSource::Disk { storage: Arc::clone(&storage) as _, options };
-    let service = machine.service_with(disk, Clock::machine(), limits::MEMORY_BUDGET_BYTES);
+    let service = machine.service_with(storage.log(options), Clock::machine(), limits::MEMORY_BUDGET_BYTES);
     let (service_address, bare_address) = (service.grpc_address.to_string(), machine.bare(Vec::new()));
     let written = Cell::new(0);
     let mut round = 0;
     let ours = || {
         round += 1;
-        let before = storage.written_bytes();
+        let before = storage.durable_bytes();
         let took = machine.client.block_on(load.send(&service_address, round));
-        written.set(storage.written_bytes() - before);
+        written.set(storage.durable_bytes() - before);
         took
     };
     // Whichever of the two is slower.

@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
-use crate::disk::{Measured, Scratch, bare_writes};
+use crate::disk::{Scratch, bare_writes};
 use crate::kit::{Asked, Line, Report, Spread, Target, amount, percentile, ratios};
 use crate::message::{Form, call, finish, request};
 use crate::wire::{Machine, connect};
@@ -52,7 +52,7 @@ const SYNCS: f64 = 3.0;
 pub(crate) fn durable_answer(asked: &Asked, report: &mut Report) {
     let (machine, scratch) = (Machine::new(), Scratch::new());
     let storage = scratch.storage();
-    let service = machine.service_with(on_disk(&storage), Clock::machine(), limits::MEMORY_BUDGET_BYTES);
+    let service = machine.service_with(storage.log(Options::new(1)), Clock::machine(), limits::MEMORY_BUDGET_BYTES);
     let address = service.grpc_address.to_string();
     let load = |round| {
         storage.take_syncs();
@@ -86,16 +86,11 @@ pub(crate) fn durable_answer(asked: &Asked, report: &mut Report) {
     machine.server.block_on(service.stop());
 }
 
-/// A log on this disk.
-fn on_disk(storage: &Arc<Measured>) -> LogSource {
-    LogSource::Disk { storage: Arc::clone(storage) as _, options: Options::new(1) }
-}
-
 /// Reward → first row, p50 and p99, with the log off and durably.
 pub(crate) fn reward_to_row(asked: &Asked, report: &mut Report) {
     let scratch = Scratch::new();
     rewards_to_rows(asked, report, "log off", LogSource::Given(Arc::new(MemoryLog::forgetting())));
-    rewards_to_rows(asked, report, "durable", on_disk(&scratch.storage()));
+    rewards_to_rows(asked, report, "durable", scratch.storage().log(Options::new(1)));
 }
 
 fn rewards_to_rows(asked: &Asked, report: &mut Report, how: &str, log: LogSource) {

@@ -9,7 +9,6 @@ use std::time::Instant;
 use futures_util::stream;
 use hedgerow::log::segments::{Options, Progress, SegmentLog};
 use hedgerow::proto::v1::report_request::Event;
-use hedgerow::service::LogSource;
 use hedgerow::store::clock::Clock;
 use hedgerow::store::recovery::{Recovery, read};
 use hedgerow::store::sequencer::Sequencer;
@@ -40,7 +39,7 @@ pub(crate) fn recovery(asked: &Asked, report: &mut Report) {
         let ratio = bytes as f64 / limit;
         Spread { median: ratio, least: ratio, most: ratio }
     };
-    for (what, bytes) in [("bytes in the log", storage.written_bytes()), ("bytes on the wire, deltas", wire_bytes)] {
+    for (what, bytes) in [("bytes in the log", storage.durable_bytes()), ("bytes on the wire, deltas", wire_bytes)] {
         report.add(Line {
             what: format!("{what}, population; against new and generated ids × 4 B"),
             ours: amount(bytes as f64, "B"),
@@ -49,10 +48,10 @@ pub(crate) fn recovery(asked: &Asked, report: &mut Report) {
             target: Target::AtMost(1.15),
         });
     }
-    let bytes = storage.written_bytes() as f64;
+    let bytes = storage.durable_bytes() as f64;
     let scan = || {
         let begun = Instant::now();
-        let opened = SegmentLog::open(scratch.storage(), Options::new(1), &Progress::default(), |_, _, _| {
+        let opened = SegmentLog::open(scratch.storage().storage, Options::new(1), &Progress::default(), |_, _, _| {
             Ok::<_, Infallible>(())
         });
         let took = begun.elapsed().as_secs_f64();
@@ -90,7 +89,8 @@ fn recover(scratch: &Scratch) -> (f64, u64) {
     };
     let (store, _commands) = Store::new(options);
     let (begun, before) = (Instant::now(), resident_bytes());
-    let recovery = read(scratch.storage(), Options::new(1), &Progress::default(), Sequencer::new(Arc::clone(&store)));
+    let recovery =
+        read(scratch.storage().storage, Options::new(1), &Progress::default(), Sequencer::new(Arc::clone(&store)));
     let took = begun.elapsed().as_secs_f64();
     let Recovery { last, .. } = recovery.expect("the log is read");
     assert!(last.0 > 0 && store.memory().used_bytes() > 0, "there was something in it");
@@ -104,14 +104,14 @@ struct Reported {
 }
 
 /// Reports rollouts of the population in deltas until the log has so many bytes. Most are finished, and wait for a trainer.
-fn report_population(asked: &Asked, storage: &Arc<Measured>) -> Reported {
+fn report_population(asked: &Asked, storage: &Measured) -> Reported {
     let log_bytes = asked.size(60_000_000, 600_000_000);
     let machine = Machine::new();
-    let disk = LogSource::Disk { storage: Arc::clone(storage) as _, options: Options::new(1) };
-    let service = machine.service_with(disk, Clock::machine(), hedgerow::limits::MEMORY_BUDGET_BYTES);
+    let service =
+        machine.service_with(storage.log(Options::new(1)), Clock::machine(), hedgerow::limits::MEMORY_BUDGET_BYTES);
     let address = service.grpc_address.to_string();
     let mut reported = Reported { totals: Totals::default(), wire_bytes: 0, rollouts: 0 };
-    while storage.written_bytes() < log_bytes {
+    while storage.durable_bytes() < log_bytes {
         let number = reported.rollouts;
         let rollout = population_rollout(number);
         let calls = rollout.calls.iter().map(|one| Event::Call(call(&rollout, one, Form::Delta)));

@@ -48,6 +48,7 @@ mod shared;
 pub mod storage;
 #[cfg(test)]
 mod tests;
+pub mod watched;
 mod window;
 mod writer;
 
