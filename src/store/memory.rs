@@ -71,6 +71,17 @@ pub enum Growth {
     Ends,
 }
 
+/// The place of an attempt that has some of the reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rank {
+    /// The oldest of all.
+    First,
+    /// The oldest of those that were heard lately.
+    FirstHeard,
+    /// One of the oldest of these.
+    Favoured,
+}
+
 impl Memory {
     /// With this budget.
     #[must_use]
@@ -147,12 +158,14 @@ impl Memory {
         if wanted <= self.budget_bytes || (growth == Growth::Ends && bytes <= limits::MEMORY_END_BYTES) {
             return Ok(());
         }
-        let reserve = self.percent(limits::MEMORY_RESERVE_PERCENT);
-        let most = match self.open.lock().heard.len() {
-            0 => self.budget_bytes + reserve,
-            older if older < limits::MEMORY_FAVOURED_ROLLOUTS => self.budget_bytes + reserve / 2,
+        let open = self.open.lock();
+        let most = match (open.heard.len(), open.quiet.is_empty()) {
+            (0, true) => self.with_reserve(3),
+            (0, false) => self.with_reserve(2),
+            (1..limits::MEMORY_FAVOURED_ROLLOUTS, _) => self.with_reserve(1),
             _ => self.budget_bytes,
         };
+        drop(open);
         if wanted <= most { Ok(()) } else { Err(self.no_room(growth, bytes)) }
     }
 
@@ -168,14 +181,14 @@ impl Memory {
         if growth == Growth::Ends && bytes <= limits::MEMORY_END_BYTES {
             return Ok(());
         }
-        let reserve = self.percent(limits::MEMORY_RESERVE_PERCENT);
-        let (for_many, for_one) = (self.budget_bytes + reserve / 2, self.budget_bytes + reserve);
-        let rank = if wanted <= for_one { self.rank(share, now_ms) } else { None };
-        let is_favoured = growth == Growth::GoesOnSealed || rank.is_some();
-        if (is_favoured && wanted <= for_many) || rank == Some(0) {
-            return Ok(());
-        }
-        Err(self.no_room(growth, bytes))
+        let rank = if wanted <= self.with_reserve(3) { self.rank(share, now_ms) } else { None };
+        let parts = match (rank, growth) {
+            (Some(Rank::First), _) => 3,
+            (Some(Rank::FirstHeard), _) => 2,
+            (Some(Rank::Favoured), _) | (None, Growth::GoesOnSealed) => 1,
+            (None, Growth::GoesOn | Growth::Ends) => 0,
+        };
+        if wanted <= self.with_reserve(parts) { Ok(()) } else { Err(self.no_room(growth, bytes)) }
     }
 
     /// Why an event of so many bytes is not taken, and when to try again, if that is any use.
@@ -193,7 +206,7 @@ impl Memory {
     }
 
     /// The place of an attempt among the oldest that are there, if it is one of the favoured.
-    fn rank(&self, share: &Share, now_ms: u64) -> Option<usize> {
+    fn rank(&self, share: &Share, now_ms: u64) -> Option<Rank> {
         let mut open = self.open.lock();
         if open.quiet.remove(&share.opened) {
             open.heard.insert(share.opened, Arc::clone(&share.heard_ms));
@@ -220,7 +233,17 @@ impl Memory {
             open.heard.remove(&position);
             open.quiet.insert(position);
         }
-        found
+        let is_first = open.quiet.first().is_none_or(|quiet| share.opened < *quiet);
+        found.map(|rank| match rank {
+            0 if is_first => Rank::First,
+            0 => Rank::FirstHeard,
+            _ => Rank::Favoured,
+        })
+    }
+
+    /// The budget, with so many of the three parts of the reserve.
+    fn with_reserve(&self, parts: u64) -> u64 {
+        self.percent(100 + limits::MEMORY_RESERVE_PERCENT * parts / 3)
     }
 
     fn percent(&self, percent: u64) -> u64 {
@@ -403,19 +426,19 @@ mod tests {
         let shares: Vec<_> = (0..100).map(|position| memory.share(&run(), Position(position), 0)).collect();
         shares[99].set(1000);
         let taken = |share: usize, growth, bytes| memory.judge_growth(&shares[share], growth, bytes, 0).is_ok();
-        assert!(taken(63, GoesOn, 125) && !taken(64, GoesOn, 1), "64 of them");
-        assert!(taken(64, GoesOnSealed, 125) && !taken(64, GoesOnSealed, 126), "the sealed, from one half");
-        let the_oldest = taken(0, GoesOn, 250) && !taken(0, GoesOn, 251) && !taken(1, GoesOn, 126);
-        assert!(the_oldest, "the oldest, from the other");
+        assert!(taken(63, GoesOn, 80) && !taken(64, GoesOn, 1), "64 of them");
+        assert!(taken(64, GoesOnSealed, 80) && !taken(64, GoesOnSealed, 81), "the sealed, from one part");
+        let the_oldest = taken(0, GoesOn, 240) && !taken(0, GoesOn, 241) && !taken(1, GoesOn, 81);
+        assert!(the_oldest, "the oldest, from all of it");
         shares[0].closed();
-        assert!(taken(64, GoesOn, 1) && taken(1, GoesOn, 250), "others are the oldest then");
+        assert!(taken(64, GoesOn, 1) && taken(1, GoesOn, 240), "others are the oldest then");
     }
 
     #[test]
     fn the_quiet_give_up_their_place_until_they_ask() {
         let memory = Memory::new(1000);
         let shares: Vec<_> = (0..3).map(|position| memory.share(&run(), Position(position), 0)).collect();
-        shares[2].set(1126);
+        shares[2].set(1081);
         let taken = |share: usize, now_ms| memory.judge_growth(&shares[share], GoesOn, 1, now_ms).is_ok();
         assert!(!taken(2, 0) && !taken(1, 0) && taken(0, 0));
         let later = limits::MEMORY_QUIET_MS;
@@ -423,6 +446,28 @@ mod tests {
         assert!(taken(2, later), "the others are quiet");
         shares[1].heard(later);
         assert!(taken(1, later) && !taken(2, later), "an older one is heard again");
+    }
+
+    /// Each was the oldest for a while, has used up what there is for that, and is heard again.
+    #[test]
+    fn the_very_oldest_has_what_nobody_else_can_use_up() {
+        let memory = Memory::new(1000);
+        let shares: Vec<_> = (0..4).map(|position| memory.share(&run(), Position(position), 0)).collect();
+        shares[3].set(1000);
+        let mut now_ms = 0;
+        for share in &shares[1..] {
+            now_ms += limits::MEMORY_QUIET_MS;
+            share.heard(now_ms);
+            while memory.judge_growth(share, GoesOn, 1, now_ms).is_ok() {
+                share.add(1);
+            }
+        }
+        assert_eq!(memory.used_bytes(), 1160);
+        shares.iter().for_each(|share| share.heard(now_ms));
+        let taken = |share: usize, bytes| memory.judge_growth(&shares[share], GoesOn, bytes, now_ms).is_ok();
+        assert!(!taken(1, 1) && !taken(3, 1) && taken(0, 80) && !taken(0, 81));
+        shares[0].closed();
+        assert!(taken(1, 80) && !taken(2, 1), "the next one is the oldest");
     }
 
     #[test]
