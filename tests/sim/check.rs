@@ -322,8 +322,8 @@ pub(crate) fn memory(field: &mut Field) {
         expected += members * (limits::GROUP_MEMBER_BYTES + id_bytes as u64);
     }
     // The tombstones of attempts that have newer ones go with the part of the log that they stand in. Attempts count from 0, and of
-    // some nothing was accepted but that they were opened.
-    let older = |rollout| world.model.borrow().attempts(rollout).last().map_or(0, |attempt| u64::from(*attempt));
+    // some, the newest too, nothing was accepted but that they were opened.
+    let older = |rollout| life.store.attempt(&key(&world, rollout)).map_or(0, u64::from);
     let older: u64 = (0..world.plan.rollouts.len()).map(older).sum();
     let used = life.store.memory().used_bytes();
     if used > expected || used + older * tombstone("the longest of reasons") < expected {
