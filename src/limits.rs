@@ -273,6 +273,8 @@ pub const LOG_QUEUED_BYTES_MAX: u64 = 64 << 20;
 pub const LOG_SALVAGED_HOLES_MAX: usize = 4096;
 /// The part of what the log may take, in percent, above which what holds its oldest segment is written forward.
 pub const LOG_FILLING_PERCENT: u64 = 70;
+/// The part of what the log may take, as its divisor, of which rollouts must have ended until all others are written forward again.
+pub const LOG_PASS_DIVISOR: u64 = 8;
 /// Rollouts that are written forward at once, and the memory that they hold; one in any case.
 pub const LOG_CARRIED_ROLLOUTS: usize = 256;
 /// See [`LOG_CARRIED_ROLLOUTS`].

@@ -118,6 +118,10 @@ impl Log for DiskLog {
         figures.disk_bytes >= figures.budget_bytes / 100 * limits::LOG_FILLING_PERCENT
     }
 
+    fn worth_carrying_bytes(&self) -> u64 {
+        self.segments.figures().budget_bytes / limits::LOG_PASS_DIVISOR
+    }
+
     fn truncate_before(&self, position: Position) {
         self.segments.truncate_before(position);
     }

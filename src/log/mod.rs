@@ -328,6 +328,11 @@ pub trait Log: Send + Sync {
         false
     }
 
+    /// How much of what memory held must have been given back until it is worth to write forward once more all that lives.
+    fn worth_carrying_bytes(&self) -> u64 {
+        0
+    }
+
     /// Bytes of records that are not durable yet; above [`crate::limits::LOG_QUEUED_BYTES_MAX`] nothing new is taken in.
     fn queued_bytes(&self) -> u64 {
         0

@@ -29,6 +29,8 @@ use crate::log::Position;
 pub struct Memory {
     budget_bytes: u64,
     used_bytes: AtomicU64,
+    /// All that was ever held and is not any more.
+    given_back_bytes: AtomicU64,
     open: Mutex<OpenAttempts>,
 }
 
@@ -86,13 +88,24 @@ impl Memory {
     /// With this budget.
     #[must_use]
     pub fn new(budget_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { budget_bytes, used_bytes: AtomicU64::new(0), open: Mutex::default() })
+        Arc::new(Self {
+            budget_bytes,
+            used_bytes: AtomicU64::new(0),
+            given_back_bytes: AtomicU64::new(0),
+            open: Mutex::default(),
+        })
     }
 
     /// Bytes that rollouts, groups and tombstones hold, as far as they are counted.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were given back since the service started.
+    #[must_use]
+    pub fn given_back_bytes(&self) -> u64 {
+        self.given_back_bytes.load(Ordering::Relaxed)
     }
 
     /// What they may hold.
@@ -264,6 +277,7 @@ impl Holding {
             self.memory.used_bytes.fetch_add(bytes - before, Ordering::Relaxed);
         } else {
             self.memory.used_bytes.fetch_sub(before - bytes, Ordering::Relaxed);
+            self.memory.given_back_bytes.fetch_add(before - bytes, Ordering::Relaxed);
         }
     }
 

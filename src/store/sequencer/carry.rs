@@ -5,6 +5,10 @@
 //! takes a copy only when it has come to its end: one that a crash has cut comes to nothing. Where the rollout is known already,
 //! the copy only says that it has a new home.
 //!
+//! What lives is written forward in *passes*: one is over when all stands behind where the log ended when it began. The next begins
+//! only when so much has ended since that it is worth another one, else a log that is full of what lives would be written anew
+//! for ever.
+//!
 //! A finalised rollout is copied with what its consumer groups have settled. Units of such a rollout stand behind those of
 //! rollouts finalised later if the service is started again.
 
@@ -30,16 +34,46 @@ pub(in crate::store) struct Copying {
     records: Option<Vec<(u64, RolloutRecord)>>,
 }
 
+/// How far what lives was written forward.
+#[derive(Default)]
+pub(super) struct Carrying {
+    /// Rollouts are being read.
+    is_reading: bool,
+    /// Where the log ended when the last pass began, and what memory had given back by then. None: there was no pass yet.
+    pass: Option<(Position, u64)>,
+}
+
+impl Carrying {
+    /// Whether what lives there first may be written forward now; begins a pass if it is worth one.
+    fn goes_on(&mut self, first_home: Position, last: Position, given_back_bytes: u64, worth_bytes: u64) -> bool {
+        if let Some((ends, before)) = self.pass
+            && first_home > ends
+            && given_back_bytes - before < worth_bytes
+        {
+            return false;
+        }
+        if self.pass.is_none_or(|(ends, _)| first_home > ends) {
+            self.pass = Some((last, given_back_bytes));
+        }
+        true
+    }
+}
+
 impl Sequencer {
     /// Has the oldest rollouts read that keep the log from being let go of, if it is filling up.
     pub(super) fn carry_if_needed(&mut self) {
-        if self.is_carrying || !self.store.journal.log().is_filling() {
+        if self.carrying.is_reading || !self.store.journal.log().is_filling() {
             return;
         }
         let log = Arc::clone(self.store.journal.log());
-        let Some((next, homes)) = self.needed.in_the_way().filter(|(next, _)| log.holds_room_before(*next)) else {
+        let in_the_way = self.needed.in_the_way(|snapshot| log.holds_room_before(snapshot));
+        let Some((next, homes)) = in_the_way else { return };
+        let Some((first_home, _)) = homes.first() else { return };
+        let given_back_bytes = self.store.memory().given_back_bytes();
+        if !self.carrying.goes_on(*first_home, self.store.journal.last(), given_back_bytes, log.worth_carrying_bytes())
+        {
             return;
-        };
+        }
         let wanted = self.wanted(homes);
         if !wanted.is_empty() {
             tracing::debug!(
@@ -47,7 +81,7 @@ impl Sequencer {
                 rollouts = wanted.len(),
                 "rollouts are in the way of letting go of the log"
             );
-            self.is_carrying = self.store.read_back(Reading { log, wanted });
+            self.carrying.is_reading = self.store.read_back(Reading { log, wanted });
         }
     }
 
@@ -69,7 +103,7 @@ impl Sequencer {
 
     /// Writes rollouts forward that were read, unless they have gone on since then.
     pub(super) fn carry(&mut self, gathered: Vec<Gathered>) {
-        self.is_carrying = false;
+        self.carrying.is_reading = false;
         let mut carried = 0_usize;
         for rollout in gathered {
             carried += usize::from(self.carry_one(rollout));
@@ -207,5 +241,21 @@ impl Sequencer {
                 self.settle(&key.run, &name, std::slice::from_ref(&unit), |group, unit| group.apply_drop(unit, reason));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lives_is_written_forward_once_until_enough_has_ended() {
+        let mut carrying = Carrying::default();
+        let mut goes_on =
+            |first_home, last, given_back| carrying.goes_on(Position(first_home), Position(last), given_back, 100);
+        assert!(goes_on(1, 50, 0) && goes_on(30, 60, 0) && goes_on(50, 70, 0), "one pass");
+        assert!(!goes_on(51, 80, 0) && !goes_on(51, 80, 99), "all was written forward, and little has ended");
+        assert!(goes_on(51, 80, 100) && goes_on(80, 90, 100), "another pass");
+        assert!(!goes_on(81, 90, 199) && goes_on(81, 90, 200));
     }
 }

@@ -168,8 +168,8 @@ pub struct Sequencer {
     tombstones_held: Holding,
     /// Which records of the log are needed.
     pub(in crate::store) needed: Needed,
-    /// Whether rollouts are being read to be written forward.
-    is_carrying: bool,
+    /// How far what lives was written forward.
+    carrying: carry::Carrying,
     /// In replay: copies of rollouts that have begun.
     pub(in crate::store) copying: HashMap<RolloutKey, carry::Copying>,
     /// In replay: the consumer groups that had the rollout whose copy is read.
@@ -200,7 +200,7 @@ impl Sequencer {
             tombstones: BTreeMap::new(),
             tombstone_count: 0,
             needed: Needed::default(),
-            is_carrying: false,
+            carrying: carry::Carrying::default(),
             copying: HashMap::new(),
             gives_only_to: None,
             noted_totals: BTreeMap::new(),

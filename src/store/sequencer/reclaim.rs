@@ -82,10 +82,16 @@ impl Needed {
         self.snapshots.front().copied().filter(serves)
     }
 
-    /// The homes that keep the log from being let go of up to the next snapshot, some at a time, and where that is.
-    pub(super) fn in_the_way(&self) -> Option<(Position, Vec<(Position, RolloutKey)>)> {
+    /// The homes that keep the log from being let go of up to the next snapshot that would give room back, some at a time, and
+    /// where that is.
+    pub(super) fn in_the_way(
+        &self,
+        gives_room: impl Fn(Position) -> bool,
+    ) -> Option<(Position, Vec<(Position, RolloutKey)>)> {
         let (first_home, _) = self.homes.first_key_value()?;
-        let next = self.snapshots.iter().find(|snapshot| *snapshot > first_home)?;
+        // One segment may hold several snapshots, of which the first ones give none.
+        let next = self.snapshots.partition_point(|snapshot| snapshot <= first_home || !gives_room(*snapshot));
+        let next = self.snapshots.get(next)?;
         let before = self.homes.range(..next).take(limits::LOG_CARRIED_ROLLOUTS);
         Some((*next, before.map(|(home, key)| (*home, key.clone())).collect()))
     }
