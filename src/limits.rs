@@ -95,7 +95,7 @@ pub const MEMORY_BUDGET_BYTES_MIN: u64 = 256 << 10;
 /// The part of the budget above which rollouts of new groups are not opened.
 pub const MEMORY_OPENS_PERCENT: u64 = 80;
 /// The reserve above the budget, in three equal parts: for the calls of the sealed and of the oldest rollouts, for the oldest one of
-/// those that were heard lately, and for the oldest one of all. So the last part is whole whenever another becomes the oldest and
+/// those that ask, and for the oldest one of all. So the last part is whole whenever another becomes the oldest and
 /// what the one before it held is given back.
 pub const MEMORY_RESERVE_PERCENT: u64 = 24;
 /// The part of the budget above which members of known groups, and new attempts at open rollouts, are not opened: they leave most
@@ -107,8 +107,9 @@ pub const MEMORY_END_BYTES: u64 = 4096;
 pub const MEMORY_TOMBSTONES_DIVISOR: u64 = 8;
 /// The oldest open rollouts, whose calls are taken from the reserve.
 pub const MEMORY_FAVOURED_ROLLOUTS: usize = 64;
-/// How long nothing is heard of a rollout until it is not one of the oldest any more, for the reserve.
-pub const MEMORY_QUIET_MS: u64 = 60_000;
+/// How long a rollout has not asked for memory until it is not one of the oldest any more, for the reserve: a few times as long as it
+/// takes to try again what was refused.
+pub const MEMORY_QUIET_MS: u64 = 5_000;
 /// When it may be worth trying again what was refused for want of memory.
 pub const MEMORY_RETRY_AFTER_MS: u64 = 1000;
 /// Estimated bytes of a group, and of one of its members, without their ids' texts.

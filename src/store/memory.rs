@@ -6,11 +6,14 @@
 //! else makes a rollout grow. What ends a rollout is always taken, but for long lists of calls that have not come, which are taken
 //! like the calls themselves: inventions must not use up the reserve.
 //!
-//! The fleet must never wait for itself, so that above the budget there is a reserve: one part for the calls of sealed rollouts
-//! and of the [`limits::MEMORY_FAVOURED_ROLLOUTS`] oldest open ones, the other for the oldest one alone. So somebody can always
-//! finish, until trainers have something to take, which gives memory back. Rollouts of which nothing was heard for
-//! [`limits::MEMORY_QUIET_MS`] give up their place among the oldest until they are heard again: a worker that is gone must not
-//! hold up those that are there.
+//! The fleet must never wait for itself, so that above the budget there is a reserve in three parts: for the calls of sealed
+//! rollouts and of the [`limits::MEMORY_FAVOURED_ROLLOUTS`] oldest open ones; for the oldest one alone of those that ask for
+//! memory; and for the very oldest. So somebody can always finish, until trainers have something to take, which gives memory back.
+//! Rollouts that have not asked for memory for [`limits::MEMORY_QUIET_MS`] give up their place among the oldest until they ask
+//! again: who is gone, or waits for a long tool call, must not hold up those that would go on. The last part is nobody's but the very oldest one's, quiet or not, so that
+//! those who were the oldest for a while cannot use it up. What none of this mends: rollouts that each need more than a part of
+//! the reserve while others hold all the rest and need more too; workers that wait for one refused call before they go on to
+//! others come to that sooner.
 //!
 //! Lock order: a rollout's lock may be held; nothing is taken under the lock here.
 
@@ -37,9 +40,9 @@ pub struct Memory {
 /// Attempts that take events, by the position of their opening.
 #[derive(Default)]
 struct OpenAttempts {
-    /// When each was last heard; without those in `quiet`.
-    heard: BTreeMap<Position, Arc<AtomicU64>>,
-    /// Those that were found to be quiet. They come back when they ask for memory.
+    /// When each asked for memory last; without those in `quiet`.
+    asking: BTreeMap<Position, Arc<AtomicU64>>,
+    /// Those that have not asked for a while. They come back when they ask.
     quiet: BTreeSet<Position>,
     /// When each was opened, by run.
     by_run: HashMap<RunId, BTreeMap<Position, u64>>,
@@ -59,7 +62,7 @@ pub struct Share {
     opened: Position,
     /// Where in the log its records begin.
     home: AtomicU64,
-    heard_ms: Arc<AtomicU64>,
+    asked_ms: Arc<AtomicU64>,
 }
 
 /// What an event that takes memory is to its rollout.
@@ -78,8 +81,8 @@ pub enum Growth {
 enum Rank {
     /// The oldest of all.
     First,
-    /// The oldest of those that were heard lately.
-    FirstHeard,
+    /// The oldest of those that ask.
+    FirstAsking,
     /// One of the oldest of these.
     Favoured,
 }
@@ -135,13 +138,13 @@ impl Memory {
     /// The share of an attempt that is opened.
     #[must_use]
     pub fn share(self: &Arc<Self>, run: &RunId, opened: Position, now_ms: u64) -> Arc<Share> {
-        let heard_ms = Arc::new(AtomicU64::new(now_ms));
+        let asked_ms = Arc::new(AtomicU64::new(now_ms));
         let mut open = self.open.lock();
-        open.heard.insert(opened, Arc::clone(&heard_ms));
+        open.asking.insert(opened, Arc::clone(&asked_ms));
         open.by_run.entry(run.clone()).or_default().insert(opened, now_ms);
         drop(open);
         let home = AtomicU64::new(opened.0);
-        Arc::new(Share { holding: self.holding(), run: run.clone(), opened, home, heard_ms })
+        Arc::new(Share { holding: self.holding(), run: run.clone(), opened, home, asked_ms })
     }
 
     /// When the oldest open rollout of a run was opened.
@@ -172,7 +175,7 @@ impl Memory {
             return Ok(());
         }
         let open = self.open.lock();
-        let most = match (open.heard.len(), open.quiet.is_empty()) {
+        let most = match (open.asking.len(), open.quiet.is_empty()) {
             (0, true) => self.with_reserve(3),
             (0, false) => self.with_reserve(2),
             (1..limits::MEMORY_FAVOURED_ROLLOUTS, _) => self.with_reserve(1),
@@ -187,6 +190,7 @@ impl Memory {
     /// # Errors
     /// If memory is short, and the event is not one that is taken all the same.
     pub fn judge_growth(&self, share: &Share, growth: Growth, bytes: u64, now_ms: u64) -> Result<(), Refusal> {
+        share.asked_ms.store(now_ms, Ordering::Relaxed);
         let wanted = self.used_bytes().saturating_add(bytes);
         if wanted <= self.budget_bytes {
             return Ok(());
@@ -197,7 +201,7 @@ impl Memory {
         let rank = if wanted <= self.with_reserve(3) { self.rank(share, now_ms) } else { None };
         let parts = match (rank, growth) {
             (Some(Rank::First), _) => 3,
-            (Some(Rank::FirstHeard), _) => 2,
+            (Some(Rank::FirstAsking), _) => 2,
             (Some(Rank::Favoured), _) | (None, Growth::GoesOnSealed) => 1,
             (None, Growth::GoesOn | Growth::Ends) => 0,
         };
@@ -222,17 +226,17 @@ impl Memory {
     fn rank(&self, share: &Share, now_ms: u64) -> Option<Rank> {
         let mut open = self.open.lock();
         if open.quiet.remove(&share.opened) {
-            open.heard.insert(share.opened, Arc::clone(&share.heard_ms));
+            open.asking.insert(share.opened, Arc::clone(&share.asked_ms));
         }
         let mut rank = 0;
         let mut quiet = Vec::new();
         let mut found = None;
-        for (position, heard_ms) in &open.heard {
+        for (position, asked_ms) in &open.asking {
             if *position == share.opened {
                 found = Some(rank);
                 break;
             }
-            if now_ms.saturating_sub(heard_ms.load(Ordering::Relaxed)) >= limits::MEMORY_QUIET_MS {
+            if now_ms.saturating_sub(asked_ms.load(Ordering::Relaxed)) >= limits::MEMORY_QUIET_MS {
                 quiet.push(*position);
                 continue;
             }
@@ -243,13 +247,13 @@ impl Memory {
         }
         // Each is passed over once, until it asks again.
         for position in quiet {
-            open.heard.remove(&position);
+            open.asking.remove(&position);
             open.quiet.insert(position);
         }
         let is_first = open.quiet.first().is_none_or(|quiet| share.opened < *quiet);
         found.map(|rank| match rank {
             0 if is_first => Rank::First,
-            0 => Rank::FirstHeard,
+            0 => Rank::FirstAsking,
             _ => Rank::Favoured,
         })
     }
@@ -339,15 +343,10 @@ impl Share {
         self.holding.add(bytes);
     }
 
-    /// An event of the attempt has come.
-    pub fn heard(&self, now_ms: u64) {
-        self.heard_ms.store(now_ms, Ordering::Relaxed);
-    }
-
     /// The attempt takes no more events.
     pub fn closed(&self) {
         let mut open = self.memory().open.lock();
-        open.heard.remove(&self.opened);
+        open.asking.remove(&self.opened);
         open.quiet.remove(&self.opened);
         if let Some(of_run) = open.by_run.get_mut(&self.run) {
             of_run.remove(&self.opened);
@@ -377,121 +376,5 @@ impl Drop for Share {
 }
 
 #[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-    use super::Growth::{Ends, GoesOn, GoesOnSealed};
-    use super::*;
-
-    fn run() -> RunId {
-        RunId::parse("run").unwrap()
-    }
-
-    #[test]
-    fn shares_are_given_back_when_the_last_holder_lets_go() {
-        let memory = Memory::new(1000);
-        let share = memory.share(&run(), Position(1), 7);
-        share.set(300);
-        share.set(100);
-        let of_a_unit = Arc::clone(&share);
-        share.closed();
-        drop(share);
-        assert_eq!((memory.used_bytes(), memory.oldest_open_ms(&run())), (100, None));
-        drop(of_a_unit);
-        let tombstones = memory.holding();
-        tombstones.add(50);
-        tombstones.subtract(20);
-        assert_eq!(memory.used_bytes(), 30);
-        drop(tombstones);
-        assert_eq!(memory.used_bytes(), 0);
-    }
-
-    #[test]
-    fn the_oldest_open_attempt_of_a_run_is_known() {
-        let memory = Memory::new(1000);
-        let shares: Vec<_> = (1..4).map(|at| memory.share(&run(), Position(at), at * 10)).collect();
-        assert_eq!(memory.oldest_open_ms(&run()), Some(10));
-        shares[0].closed();
-        assert_eq!(memory.oldest_open_ms(&run()), Some(20));
-        drop(shares);
-        assert_eq!(memory.oldest_open_ms(&run()), None);
-    }
-
-    #[test]
-    fn new_groups_are_refused_before_calls_are() {
-        let memory = Memory::new(1000);
-        let share = memory.share(&run(), Position(1), 0);
-        share.set(800);
-        assert_eq!(memory.judge_opening(false), Ok(()));
-        share.set(801);
-        let refusal = memory.judge_opening(false).unwrap_err();
-        let expected = (Reason::MemoryFull, Some(limits::MEMORY_RETRY_AFTER_MS));
-        assert_eq!((refusal.reason, refusal.retry_after_ms), expected);
-        assert_eq!(memory.judge_growth(&share, GoesOn, 199, 0), Ok(()));
-        share.set(1060);
-        assert_eq!((memory.judge_opening(true), memory.is_short()), (Ok(()), true));
-        share.set(1061);
-        assert!(memory.judge_opening(true).is_err(), "a group without end");
-    }
-
-    #[test]
-    fn above_the_budget_the_oldest_and_the_sealed_go_on_until_the_reserve_is_used() {
-        let memory = Memory::new(1000);
-        let shares: Vec<_> = (0..100).map(|position| memory.share(&run(), Position(position), 0)).collect();
-        shares[99].set(1000);
-        let taken = |share: usize, growth, bytes| memory.judge_growth(&shares[share], growth, bytes, 0).is_ok();
-        assert!(taken(63, GoesOn, 80) && !taken(64, GoesOn, 1), "64 of them");
-        assert!(taken(64, GoesOnSealed, 80) && !taken(64, GoesOnSealed, 81), "the sealed, from one part");
-        let the_oldest = taken(0, GoesOn, 240) && !taken(0, GoesOn, 241) && !taken(1, GoesOn, 81);
-        assert!(the_oldest, "the oldest, from all of it");
-        shares[0].closed();
-        assert!(taken(64, GoesOn, 1) && taken(1, GoesOn, 240), "others are the oldest then");
-    }
-
-    #[test]
-    fn the_quiet_give_up_their_place_until_they_ask() {
-        let memory = Memory::new(1000);
-        let shares: Vec<_> = (0..3).map(|position| memory.share(&run(), Position(position), 0)).collect();
-        shares[2].set(1081);
-        let taken = |share: usize, now_ms| memory.judge_growth(&shares[share], GoesOn, 1, now_ms).is_ok();
-        assert!(!taken(2, 0) && !taken(1, 0) && taken(0, 0));
-        let later = limits::MEMORY_QUIET_MS;
-        shares[2].heard(later);
-        assert!(taken(2, later), "the others are quiet");
-        shares[1].heard(later);
-        assert!(taken(1, later) && !taken(2, later), "an older one is heard again");
-    }
-
-    /// Each was the oldest for a while, has used up what there is for that, and is heard again.
-    #[test]
-    fn the_very_oldest_has_what_nobody_else_can_use_up() {
-        let memory = Memory::new(1000);
-        let shares: Vec<_> = (0..4).map(|position| memory.share(&run(), Position(position), 0)).collect();
-        shares[3].set(1000);
-        let mut now_ms = 0;
-        for share in &shares[1..] {
-            now_ms += limits::MEMORY_QUIET_MS;
-            share.heard(now_ms);
-            while memory.judge_growth(share, GoesOn, 1, now_ms).is_ok() {
-                share.add(1);
-            }
-        }
-        assert_eq!(memory.used_bytes(), 1160);
-        shares.iter().for_each(|share| share.heard(now_ms));
-        let taken = |share: usize, bytes| memory.judge_growth(&shares[share], GoesOn, bytes, now_ms).is_ok();
-        assert!(!taken(1, 1) && !taken(3, 1) && taken(0, 80) && !taken(0, 81));
-        shares[0].closed();
-        assert!(taken(1, 80) && !taken(2, 1), "the next one is the oldest");
-    }
-
-    #[test]
-    fn what_ends_a_rollout_is_taken_unless_it_is_large_and_memory_short() {
-        let memory = Memory::new(1000);
-        let share = memory.share(&run(), Position(1), 0);
-        share.set(1_000_000);
-        assert_eq!(memory.judge_growth(&share, Ends, limits::MEMORY_END_BYTES, 0), Ok(()));
-        assert!(memory.judge_growth(&share, Ends, limits::MEMORY_END_BYTES + 1, 0).is_err());
-        share.set(1000);
-        assert_eq!(memory.judge_growth(&share, Ends, 500, 0), Ok(()));
-    }
-}
+#[path = "memory_tests.rs"]
+mod tests;

@@ -238,7 +238,6 @@ impl Store {
         describe: &impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
     ) -> Answer<T> {
         live.heard_unix_ms = self.clock.unix_ms();
-        live.share.heard(self.clock.now_ms());
         let call_id = call_id(&event);
         let growth = growth(&event, &live.rollout);
         let reply = match self.judge_growth(live, growth, call_id.as_ref(), live.rollout.judge(event)) {

@@ -142,6 +142,50 @@ async fn the_fleet_never_waits_for_itself() {
     assert!(used(&service) < BUDGET_BYTES / 2, "{} bytes are still held", used(&service));
 }
 
+/// A rollout that waits for a long tool call, and says so, is the oldest: the others share the reserve meanwhile.
+#[tokio::test]
+async fn who_only_says_that_it_is_there_keeps_nothing_from_the_others() {
+    // All of them do not fit, but what one still needs then is less than a part of the reserve.
+    const CALLS: u64 = 5;
+    let service = TestService::start_with_memory(BUDGET_BYTES).await;
+    let mut worker = service.worker().await;
+    let with_credit = v1::Subscription { credit_tokens: 1 << 30, ..subscription("run", "trainers") };
+    let mut taker = Taker::join(&service, with_credit).await;
+    let oldest = about("run", "oldest");
+    assert!(taken(&worker.report(&oldest, heartbeat()).await));
+    let mut open: Vec<_> = (0..30).map(|number| (about("run", &format!("open-{number}")), 0)).collect();
+    for (rollout, _) in &open {
+        assert!(taken(&worker.report(rollout, heartbeat()).await));
+    }
+    let mut refused = 0;
+    for _pass in 0..400 {
+        let mut still_open = Vec::new();
+        for (rollout, calls) in open {
+            let calls = calls + 1;
+            if !taken(&worker.report(&rollout, large(&format!("call-{calls}"), calls)).await) {
+                refused += 1;
+                still_open.push((rollout, calls - 1));
+            } else if calls < CALLS {
+                still_open.push((rollout, calls));
+            } else {
+                assert!(taken(&worker.report(&rollout, finish(1.0)).await), "what ends it is never refused");
+            }
+        }
+        open = still_open;
+        let units = taker.quiet().await;
+        if !units.is_empty() {
+            taker.ack(&unit_ids(&units)).await;
+        }
+        if open.is_empty() {
+            assert!(refused > 0, "memory was short");
+            return;
+        }
+        assert!(taken(&worker.report(&oldest, heartbeat()).await));
+        service.clock.advance(std::time::Duration::from_secs(1));
+    }
+    panic!("{} rollouts wait for ever", open.len());
+}
+
 #[tokio::test]
 async fn tombstones_are_forgotten_before_they_have_openings_refused() {
     let service = TestService::start_with_memory(BUDGET_BYTES).await;
