@@ -188,6 +188,8 @@ pub struct CopyBegins {
     pub records: u32,
     /// The consumer groups that have it, if it is finalised.
     pub given_to: Vec<CopiedUnits>,
+    /// Where the record that finalised it stood first, if it is: what runs had counted after that counts it.
+    pub finalised: Option<Position>,
 }
 
 /// What a consumer group has settled of a rollout.

@@ -93,6 +93,8 @@ pub(crate) struct Live {
     pub(crate) opened_unix_ms: u64,
     pub(crate) heard_unix_ms: u64,
     pub(crate) finalised_unix_ms: Option<u64>,
+    /// Where the record that finalised it stood first, which may be before the copy that it was read from.
+    pub(crate) finalised_position: Option<Position>,
     pub(crate) refused_requests: u64,
     /// The last record that it was judged from.
     pub(crate) last_position: Position,

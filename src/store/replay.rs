@@ -109,7 +109,7 @@ impl Sequencer {
         if let Some((begins, runs)) = self.reading.whole_snapshot() {
             runs.into_iter().for_each(|(position, run)| self.apply_dated(position, run));
             self.needed.snapshot(begins);
-            self.note_totals();
+            self.note_totals(position);
         }
     }
 
@@ -181,6 +181,9 @@ impl Sequencer {
         live.last_position = position;
         live.measure();
         let (sequenced, ended) = store.sequenced(key, live, &applied.effects, store.unix_ms());
+        if matches!(sequenced, Some(Sequenced::Finalised { .. })) {
+            live.finalised_position = self.copied_finalised().or(Some(position));
+        }
         let now = OpenFacts::of(&live.rollout).filter(|_| ended.is_none());
         live.run.counts.moved(before, now);
         let calls = (live.rollout.facts().forest.call_count() - calls_before) as u64;

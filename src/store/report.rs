@@ -309,7 +309,11 @@ impl Store {
         live.records += 1;
         live.measure();
         let (sequenced, ended) = self.sequenced(key, live, &applied.effects, unix_ms);
+        let finalises = matches!(sequenced, Some(Sequenced::Finalised { .. }));
         live.last_position = self.journal.append(frame, sequenced);
+        if finalises {
+            live.finalised_position = Some(live.last_position);
+        }
         self.tell_reporters(key, live, &applied.effects);
         if let (Some((call, _)), Some(reporter)) = (&applied.call, reporter)
             && !live.rollout.facts().forest.call(*call).is_placed()

@@ -178,6 +178,60 @@ async fn room_comes_back_and_what_has_ended_is_known_all_the_same() {
     }
 }
 
+/// What lives long, open or waiting for a trainer, is written forward and holds nobody up; and it is counted once, though what the
+/// run has counted is written as well.
+#[tokio::test]
+async fn what_lives_long_is_written_forward_and_counted_once() {
+    const BUDGET_BYTES: u64 = 24 * SEGMENT_BYTES;
+    const WAITING: usize = 8;
+    const ROLLOUTS_EACH: usize = 120;
+    let disk = FaultyStorage::new(12);
+    let open = async || on_as(&disk, Options { budget_bytes: BUDGET_BYTES, ..Options::new(7) }).await.unwrap();
+    let events = |name: &str| {
+        let member = about("run", name);
+        [(member.clone(), Event::Call(call("c", "main", 1, &[7; 700], &[9]))), (member, finish(0.5))]
+    };
+    let service = open().await;
+    let mut worker = service.worker().await;
+    drop(Taker::join(&service, subscription("run", "trainers")).await);
+    let open_rollout = about("run", "open");
+    worker.report(&open_rollout, Event::Call(call("c", "main", 1, &[7; 700], &[9]))).await;
+    for (member, event) in (0..WAITING).flat_map(|waiting| events(&format!("waiting-{waiting}"))) {
+        assert_eq!(worker.report(&member, event).await.outcome(), AnswerOutcome::Accepted);
+    }
+    drop(worker);
+    drop(service);
+    disk.crash();
+    for life in 0..2 {
+        let service = open().await;
+        let mut worker = service.worker().await;
+        let mut taker = Taker::join(&service, subscription("run", "trainers")).await;
+        taker.take_units(WAITING).await;
+        for rollout in 0..ROLLOUTS_EACH {
+            for (member, event) in events(&format!("{life}-{rollout}")) {
+                let mut tries = 0;
+                while worker.report(&member, event.clone()).await.outcome() != AnswerOutcome::Accepted {
+                    tries += 1;
+                    assert!(tries < 1000, "the log stays full");
+                    service.clock.advance(std::time::Duration::from_secs(1));
+                }
+            }
+            let unit = taker.unit().await.unit_id;
+            assert_eq!(taker.ack(&[unit]).await, [AckOutcome::Acknowledged]);
+        }
+        drop((worker, taker, service));
+        disk.crash();
+        let service = open().await;
+        let mut inspect = service.inspect().await;
+        let run = inspect.list_runs(v1::ListRunsRequest::default()).await.unwrap().into_inner().runs.remove(0);
+        let ended = (life + 1) * ROLLOUTS_EACH + WAITING;
+        let ledger = &run.ledgers[0];
+        assert_eq!((ledger.accepted, ledger.trained, ledger.pending), (ended as u64 + 1, ended as u64, 1));
+        drop((inspect, service));
+        disk.crash();
+    }
+}
+
 #[tokio::test]
 async fn what_the_system_had_outlives_the_process() {
     let disk = FaultyStorage::new(5);

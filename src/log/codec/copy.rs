@@ -5,7 +5,7 @@ use std::sync::Arc;
 use prost::Message;
 
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
-use crate::log::{CopiedUnits, CopyBegins, Record};
+use crate::log::{CopiedUnits, CopyBegins, Position, Record};
 use crate::queue::{DropReason, UnitId};
 
 use super::Fault;
@@ -33,6 +33,8 @@ pub(super) struct CopyBeginsMessage {
     records: u32,
     #[prost(message, repeated, tag = "9")]
     given_to: Vec<CopiedUnitsMessage>,
+    #[prost(uint64, optional, tag = "10")]
+    finalised: Option<u64>,
 }
 
 #[derive(Message)]
@@ -55,7 +57,7 @@ struct DroppedUnitMessage {
 
 impl CopyBeginsMessage {
     pub(super) fn of(begins: &CopyBegins) -> Self {
-        let CopyBegins { reference, settings_version, settings, opened_unix_ms, records, given_to } = begins;
+        let CopyBegins { reference, settings_version, settings, opened_unix_ms, records, given_to, finalised } = begins;
         Self {
             run: reference.run.to_string(),
             rollout: reference.rollout.to_string(),
@@ -66,6 +68,7 @@ impl CopyBeginsMessage {
             opened_unix_ms: *opened_unix_ms,
             records: *records,
             given_to: given_to.iter().map(CopiedUnitsMessage::of).collect(),
+            finalised: finalised.map(|position| position.0),
         }
     }
 
@@ -83,6 +86,7 @@ impl CopyBeginsMessage {
             opened_unix_ms: self.opened_unix_ms,
             records: self.records,
             given_to: self.given_to.into_iter().map(CopiedUnitsMessage::into_units).collect::<Result<_, _>>()?,
+            finalised: self.finalised.map(Position),
         })))
     }
 }

@@ -156,6 +156,7 @@ impl Sequencer {
             opened_unix_ms: unix_ms,
             heard_unix_ms: unix_ms,
             finalised_unix_ms: None,
+            finalised_position: None,
             refused_requests: 0,
             last_position: position,
             reporters: HashMap::new(),

@@ -131,6 +131,7 @@ impl Sequencer {
             opened_unix_ms,
             records: live.records,
             given_to,
+            finalised: live.finalised_position,
         };
         let begins = Record::RolloutCopyBegins(Box::new(begins));
         let new_home = self.log(&begins, None);
@@ -205,6 +206,11 @@ impl Sequencer {
         }
     }
 
+    /// Where the record stood first that finalised the rollout whose copy is read, if that is said.
+    pub(in crate::store) fn copied_finalised(&self) -> Option<Position> {
+        self.copied_finalised
+    }
+
     /// A known rollout's records begin there now.
     fn rehome(&mut self, key: &RolloutKey, attempt: u32, home: Position) {
         let Some(entry) = self.store.entry(key) else { return };
@@ -218,7 +224,7 @@ impl Sequencer {
 
     /// Opens a rollout from its copy, and gives it to those consumer groups only that had it.
     fn open_copy(&mut self, key: &RolloutKey, begins: Position, copy: CopyBegins, records: Vec<(u64, RolloutRecord)>) {
-        let CopyBegins { reference, settings_version, settings, opened_unix_ms, given_to, .. } = copy;
+        let CopyBegins { reference, settings_version, settings, opened_unix_ms, given_to, finalised, .. } = copy;
         if !self.runs.contains_key(&key.run) {
             return;
         }
@@ -229,12 +235,13 @@ impl Sequencer {
         let settled: BTreeMap<_, _> =
             given_to.into_iter().map(|units| (units.consumer_group, (units.acknowledged, units.dropped))).collect();
         self.gives_only_to = Some(settled.keys().map(|name| name.as_str().to_owned()).collect::<BTreeSet<_>>());
+        self.copied_finalised = finalised;
         for (unix_ms, record) in records {
             let RolloutKey { run, rollout } = key.clone();
             let record = Record::Rollout { run, rollout, attempt: reference.attempt, record };
             self.apply_dated(begins, Dated { unix_ms, record });
         }
-        self.gives_only_to = None;
+        (self.gives_only_to, self.copied_finalised) = (None, None);
         for (name, (acknowledged, dropped)) in settled {
             self.settle(&key.run, &name, &acknowledged, |group, unit| group.apply_ack(unit));
             for (unit, reason) in dropped {

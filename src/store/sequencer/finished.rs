@@ -181,13 +181,16 @@ impl Sequencer {
         if !self.is_current(&key, &retained) {
             return;
         }
+        let is_counted = self.is_counted();
         let Some(run) = self.runs.get_mut(&key.run) else { return };
         if let Some(group) = &retained.rollout.facts().group {
             run.shared.watchers.group_changes(group);
             run.groups.change(group, |group| group.closed(&key.rollout, retained.attempt, Member::Finalised));
         }
         figures::finalised(&run.shared.metrics, &retained.rollout, retained.plans.iter().map(Arc::as_ref));
-        run.ledger.finalised(&retained.rollout, &retained.plans);
+        if !is_counted {
+            run.ledger.finalised(&retained.rollout, &retained.plans);
+        }
         retained.key = Some(key.clone());
         let number = run.finalised_count;
         run.finalised_count += 1;
@@ -199,7 +202,7 @@ impl Sequencer {
             let plans = retained.plans_for(group.definition());
             let units = retained.units(&key, group.definition(), &plans);
             let name = name.to_owned();
-            if !group.definition().ephemeral {
+            if !group.definition().ephemeral && !is_counted {
                 run.ledger.given(&name, &retained.rollout, &plans);
             }
             news.extend(left_out(&plans).map(|what| (name.clone(), what)));

@@ -174,8 +174,12 @@ pub struct Sequencer {
     pub(in crate::store) copying: HashMap<RolloutKey, carry::Copying>,
     /// In replay: the consumer groups that had the rollout whose copy is read.
     gives_only_to: Option<BTreeSet<String>>,
+    /// In replay: where the record stood first that finalised the rollout whose copy is read.
+    copied_finalised: Option<Position>,
     /// In replay: what runs had counted at the end of the last snapshot, as far as that was read.
     noted_totals: BTreeMap<RunId, RunTotals>,
+    /// Where that snapshot ended.
+    noted_through: Position,
     /// Where in a log that is read one stands.
     pub(in crate::store) reading: Reading,
     /// Runs in which something may go out.
@@ -203,7 +207,9 @@ impl Sequencer {
             carrying: carry::Carrying::default(),
             copying: HashMap::new(),
             gives_only_to: None,
+            copied_finalised: None,
             noted_totals: BTreeMap::new(),
+            noted_through: Position::default(),
             reading: Reading::default(),
             stirred: BTreeSet::new(),
             deadlines: Deadlines::default(),

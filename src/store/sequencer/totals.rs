@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::limits;
-use crate::log::Record;
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
+use crate::log::{Position, Record};
 use crate::queue::{DropReason, SettledSum};
 use crate::telemetry::EndReason;
 
@@ -25,9 +25,16 @@ impl Sequencer {
         }
     }
 
-    /// A snapshot has come to its end: what is counted now is what [`Record::RunTotals`] behind it are about. Only in replay.
-    pub(in crate::store) fn note_totals(&mut self) {
+    /// A snapshot has come to its end there: what is counted now is what [`Record::RunTotals`] behind it are about. Only in replay.
+    pub(in crate::store) fn note_totals(&mut self, position: Position) {
+        self.noted_through = position;
         self.noted_totals = self.runs.iter().map(|(id, run)| (id.clone(), run.totals())).collect();
+    }
+
+    /// Whether a rollout that is read from its copy had been finalised when the last snapshot ended: then it is among what the run had
+    /// counted.
+    pub(super) fn is_counted(&self) -> bool {
+        self.copied_finalised.is_some_and(|finalised| finalised <= self.noted_through)
     }
 
     /// What a run had counted at the end of the last snapshot. Only in replay.

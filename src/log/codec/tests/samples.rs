@@ -318,6 +318,7 @@ fn of_copies() -> Vec<(&'static str, Record)> {
         opened_unix_ms: 1_790_000_000_000,
         records: 17,
         given_to: vec![units],
+        finalised: None,
     }));
     vec![
         ("rollout_copy_begins", begins),

@@ -15,7 +15,7 @@ use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
 use crate::ids::{IdentifierError, RolloutRef};
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
-use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, Record};
+use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, Position, Record};
 use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -349,7 +349,7 @@ fn ended() -> BoxedStrategy<EndedRollout> {
 fn of_copies() -> BoxedStrategy<Record> {
     let units = (id!(ConsumerGroupId), vec(unit(), 0..3), vec((unit(), select(&DropReason::ALL)), 0..3))
         .prop_map(|(consumer_group, acknowledged, dropped)| CopiedUnits { consumer_group, acknowledged, dropped });
-    let numbers = any::<(u32, u64, u64, u32)>();
+    let numbers = any::<(u32, u64, u64, u32, Option<u64>)>();
     let begins = (id!(RunId), id!(RolloutId), option::of(id!(GroupId)), rollout_settings(), numbers, vec(units, 0..3));
     prop_oneof![
         begins.prop_map(|(run, rollout, group, settings, numbers, given_to)| {
@@ -360,6 +360,7 @@ fn of_copies() -> BoxedStrategy<Record> {
                 opened_unix_ms: numbers.2,
                 records: numbers.3,
                 given_to,
+                finalised: numbers.4.map(Position),
             }))
         }),
         (id!(RunId), id!(RolloutId), any::<u32>(), rollout_record())
