@@ -95,8 +95,8 @@ pub const MEMORY_BUDGET_BYTES_MIN: u64 = 256 << 10;
 /// The part of the budget above which rollouts of new groups are not opened.
 pub const MEMORY_OPENS_PERCENT: u64 = 80;
 /// The reserve above the budget, in three equal parts: for the calls of the sealed and of the oldest rollouts, for the oldest one of
-/// those that ask, and for the oldest one of all. So the last part is whole whenever another becomes the oldest and
-/// what the one before it held is given back.
+/// those that ask, and for the oldest one of all. So the last part is whole whenever another becomes the oldest and what the one
+/// before it held is given back.
 pub const MEMORY_RESERVE_PERCENT: u64 = 24;
 /// The part of the budget above which members of known groups, and new attempts at open rollouts, are not opened: they leave most
 /// of the reserve to what is there.
@@ -322,7 +322,7 @@ const _: () = assert!(2 * (1 + LOG_SPARE_SEGMENTS as u64) <= LOG_BUDGET_SEGMENTS
 const _: () = assert!(LOG_BUDGET_SEGMENTS_MIN * LOG_SEGMENT_BYTES <= LOG_BUDGET_BYTES);
 const _: () = assert!(LOG_SEGMENT_BYTES_MIN <= LOG_SEGMENT_BYTES_MIN_SET);
 
-// New groups are refused before calls, and members of known ones before the first half of the reserve is used.
+// New groups are refused before calls, and members of known ones before the first part of the reserve is used.
 const _: () = assert!(MEMORY_OPENS_PERCENT < 100 && 100 < MEMORY_AWAITED_OPENS_PERCENT);
 const _: () = assert!(MEMORY_AWAITED_OPENS_PERCENT < 100 + MEMORY_RESERVE_PERCENT / 3);
 // Tombstones alone never have openings refused.

@@ -1,4 +1,5 @@
-//! Whether the service takes work. What failed stays failed, what drains does not come back, and what takes work once has begun.
+//! Whether the service takes work. What failed stays failed, what drains does not come back, and what
+//! takes work does not go back to "not yet".
 
 use tokio::sync::watch;
 
