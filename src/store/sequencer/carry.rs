@@ -46,16 +46,14 @@ pub(super) struct Carrying {
 impl Carrying {
     /// Whether what lives there first may be written forward now; begins a pass if it is worth one.
     fn goes_on(&mut self, first_home: Position, last: Position, given_back_bytes: u64, worth_bytes: u64) -> bool {
-        if let Some((ends, before)) = self.pass
-            && first_home > ends
-            && given_back_bytes - before < worth_bytes
-        {
-            return false;
+        match self.pass {
+            Some((ends, _)) if first_home <= ends => true,
+            Some((_, before)) if given_back_bytes - before < worth_bytes => false,
+            Some(_) | None => {
+                self.pass = Some((last, given_back_bytes));
+                true
+            }
         }
-        if self.pass.is_none_or(|(ends, _)| first_home > ends) {
-            self.pass = Some((last, given_back_bytes));
-        }
-        true
     }
 }
 
