@@ -121,6 +121,8 @@ reasons! {
     RolloutFull = ResourceExhausted "rollout_full",
     /// The disk, or what the log may take of it, is full.
     LogFull = ResourceExhausted "log_full",
+    /// The log does not give back what has left memory.
+    LogUnreadable = Unavailable "log_unreadable",
     /// Memory is short.
     MemoryFull = ResourceExhausted "memory_full",
     /// The service holds as much as it may.

@@ -94,6 +94,29 @@ pub const MEMORY_BUDGET_BYTES: u64 = 4 << 30;
 pub const MEMORY_BUDGET_BYTES_MIN: u64 = 256 << 10;
 /// The part of the budget above which rollouts of new groups are not opened.
 pub const MEMORY_OPENS_PERCENT: u64 = 80;
+/// The part of the budget above which the tokens of idle rollouts leave memory, where the log keeps them.
+pub const MEMORY_EVICT_IDLE_PERCENT: u64 = 70;
+/// The part above which those of all others leave too: below that from which on nothing new is opened, so that only what cannot leave
+/// has anything refused.
+pub const MEMORY_EVICT_PERCENT: u64 = 75;
+/// The part above which whoever brings more waits until what is on its way to the disk is durable, and can leave.
+pub const MEMORY_EVICT_WAIT_PERCENT: u64 = 78;
+/// Bytes of memory that are made of one byte of the log at most: short calls take some four times what their records do.
+pub const MEMORY_BYTES_PER_LOG_BYTE: u64 = 4;
+/// A rollout is idle that was not used for so long.
+pub const EVICTED_IDLE_MS: u64 = 1000;
+/// What a rollout holds must be this much for its tokens to be worth letting go of.
+pub const EVICTED_BYTES_MIN: u64 = 16 << 10;
+/// Rollouts looked at, at once, for tokens to let go of.
+pub const EVICTED_AT_ONCE: usize = 64;
+/// Requests to read rollouts back from the log that wait.
+pub const READINGS_OUTSTANDING_MAX: usize = 64;
+/// Threads that read rollouts back from the log.
+pub const READING_THREADS: usize = 2;
+/// How often a rollout's tokens are asked back that have left memory again before they were used.
+pub const RESTORE_TRIES_MAX: usize = 8;
+/// When it may be worth trying again what needs tokens that the log did not give back.
+pub const RESTORE_RETRY_AFTER_MS: u64 = 1000;
 /// The reserve above the budget, in three equal parts: for the calls of the sealed and of the oldest rollouts, for the oldest one of
 /// those that ask, and for the oldest one of all. So the last part is whole whenever another becomes the oldest and what the one
 /// before it held is given back.
@@ -322,6 +345,9 @@ const _: () = assert!(2 * (1 + LOG_SPARE_SEGMENTS as u64) <= LOG_BUDGET_SEGMENTS
 const _: () = assert!(LOG_BUDGET_SEGMENTS_MIN * LOG_SEGMENT_BYTES <= LOG_BUDGET_BYTES);
 const _: () = assert!(LOG_SEGMENT_BYTES_MIN <= LOG_SEGMENT_BYTES_MIN_SET);
 
+// Tokens leave before anything is refused.
+const _: () =
+    assert!(MEMORY_EVICT_PERCENT < MEMORY_EVICT_WAIT_PERCENT && MEMORY_EVICT_WAIT_PERCENT < MEMORY_OPENS_PERCENT);
 // New groups are refused before calls, and members of known ones before the first part of the reserve is used.
 const _: () = assert!(MEMORY_OPENS_PERCENT < 100 && 100 < MEMORY_AWAITED_OPENS_PERCENT);
 const _: () = assert!(MEMORY_AWAITED_OPENS_PERCENT < 100 + MEMORY_RESERVE_PERCENT / 3);

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -21,7 +22,7 @@ use crate::store::carry;
 use crate::store::clock::Clock;
 use crate::store::recovery::{Recovery, recover};
 use crate::store::sequencer::Sequencer;
-use crate::store::{Store, StoreOptions};
+use crate::store::{Eviction, Store, StoreOptions};
 use crate::telemetry::{Readiness, Telemetry};
 
 /// What a service is started with.
@@ -125,7 +126,8 @@ pub fn take_small_pages() -> std::io::Result<()> {
 pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceError> {
     let ServiceOptions { grpc, http, log, clock, telemetry, memory_budget_bytes } = options;
     let readiness = Arc::new(Readiness::starting("the log is about to be read"));
-    let store_options = StoreOptions { clock, telemetry: Arc::clone(&telemetry), memory_budget_bytes };
+    let eviction = Eviction::default();
+    let store_options = StoreOptions { clock, telemetry: Arc::clone(&telemetry), memory_budget_bytes, eviction };
     let (store, commands) = Store::new(store_options);
     let listener = listen(grpc).await?;
     let grpc_address = listener.local_addr().map_err(|source| ServiceError::Listen { address: grpc, source })?;
@@ -164,16 +166,13 @@ pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceErr
     })
 }
 
-/// Reads rollouts back from the log when the sequencing task asks for it, on a thread that ends with the store.
+/// Reads rollouts back from the log when that is asked for, on threads that end with the store.
 fn read_back(store: &Arc<Store>) {
-    let (requests, store) = (store.readings(), Arc::downgrade(store));
-    std::thread::spawn(move || {
-        carry::read_on_request(requests, |gathered| {
-            if let Some(store) = store.upgrade() {
-                store.gathered(gathered);
-            }
-        });
-    });
+    let requests = Arc::new(Mutex::new(store.readings()));
+    for _ in 0..limits::READING_THREADS {
+        let (requests, store) = (Arc::clone(&requests), Arc::downgrade(store));
+        std::thread::spawn(move || carry::read_on_request(&requests, || store.upgrade()));
+    }
 }
 
 async fn serve_grpc(listener: TcpListener, shared: Shared, stops: oneshot::Receiver<()>) {
@@ -202,7 +201,7 @@ async fn open_log(
         LogSource::Given(log) => {
             let last = *log.durable_through().borrow();
             if last.0 > 0 {
-                sequencer.replay(log.as_ref())?;
+                sequencer.replay(&log)?;
             }
             Ok(Opened { sequencer, log, last, disk: None })
         }
@@ -218,7 +217,6 @@ async fn open_log(
             let Recovery { sequencer, log, last, recovered } = recovery?;
             telemetry.set_replay(begun.elapsed(), 0);
             say_recovered(&recovered, begun.elapsed());
-            let log = Arc::new(log);
             Ok(Opened { sequencer, log: Arc::clone(&log) as Arc<dyn Log>, last, disk: Some(log) })
         }
     }

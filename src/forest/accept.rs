@@ -73,6 +73,7 @@ impl Forest {
     /// # Errors
     /// If the call is known with other content, or its delta cannot be taken.
     pub fn judge_call(&self, call: NewCall) -> Result<JudgedCall, CallRefusal> {
+        self.needs_tokens();
         let NewCall { facts, prompt } = call;
         match self.find(&facts.call_id) {
             Some(known) => self.judge_known(known, &facts, prompt),
@@ -273,8 +274,8 @@ impl Forest {
 
     fn same_generation(&self, call: &Call, facts: &CallFacts) -> Result<(), CallRefusal> {
         let Some(full) = full_view(call) else { return Ok(()) };
-        let stored = self.tokens.ids_from(full, call.prompt_length(), facts.generation.len());
-        if stored == facts.generation { Ok(()) } else { Err(CallRefusal::Conflict("generation_token_ids")) }
+        let same = self.tokens.ids_from(full, call.prompt_length(), facts.generation.len()) == facts.generation;
+        if same { Ok(()) } else { Err(CallRefusal::Conflict("generation_token_ids")) }
     }
 
     fn same_prompt(&self, stored: &Call, prompt: &Prompt) -> Result<(), CallRefusal> {
@@ -340,7 +341,7 @@ impl Forest {
         if let Some(parent) = &facts.parent_agent_id {
             self.set_parent_agent(agent, parent);
         }
-        let generation_length = length(&facts.generation);
+        let (generation_length, masked_tokens) = (length(&facts.generation), facts.masked_tokens());
         self.totals.prompt_tokens += u64::from(prompt_length);
         self.totals.generated_tokens += u64::from(generation_length);
         self.totals.empty_calls += u64::from(generation_length == 0);
@@ -355,6 +356,7 @@ impl Forest {
             policy: self.names.intern(&facts.policy),
             model: facts.model.map(|name| self.names.intern(&name)),
             finish_reason: facts.finish_reason.map(|name| self.names.intern(&name)),
+            masked_tokens,
             versions: facts.versions.into(),
             logprobs: facts.logprobs.map(Into::into),
             train: facts.train,

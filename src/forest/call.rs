@@ -88,6 +88,14 @@ pub struct CallFacts {
     pub times_unix_ms: (Option<u64>, Option<u64>),
 }
 
+impl CallFacts {
+    /// Sampled ids whose log-probability is marked as missing.
+    pub(crate) fn masked_tokens(&self) -> u32 {
+        let masked = self.logprobs.iter().flatten().filter(|value| value.is_nan()).count();
+        u32::try_from(masked).unwrap_or(u32::MAX)
+    }
+}
+
 /// A prompt that is sent as what follows an earlier text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delta {
@@ -183,6 +191,8 @@ pub struct Call {
     pub(crate) finish_reason: Option<NameIndex>,
     pub(crate) versions: Box<[VersionSpan]>,
     pub(crate) logprobs: Option<Box<[f32]>>,
+    /// Generated tokens whose log-probability is marked as missing.
+    pub(crate) masked_tokens: u32,
     pub(crate) train: bool,
     pub(crate) prompt_length: u32,
     pub(crate) generation_length: u32,

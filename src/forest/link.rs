@@ -150,6 +150,7 @@ struct Among<'a> {
 impl Forest {
     /// The links of the kept calls. Calls that generated nothing, or have no ids, must not be among them.
     pub fn links(&mut self, kept: &CallSet) -> Links {
+        self.needs_tokens();
         let mut links = Links { parents: vec![None; self.call_count()], broken: Vec::new() };
         let are_all =
             self.calls().all(|(call, stored)| kept.contains(call) || stored.is_empty() || !stored.is_placed());
@@ -226,6 +227,7 @@ impl Forest {
 
     /// What is known of a call's link now: against all calls that have come, kept or not.
     pub(crate) fn verdict(&mut self, call: CallIndex) -> Verdict {
+        self.needs_tokens();
         if let Some(base) = self.call(call).pending_base() {
             return Verdict { link: LinkVerdict::Waiting(base.clone()), drift: None };
         }
@@ -255,6 +257,7 @@ impl Forest {
     /// A call's link among those of the kept calls.
     #[must_use]
     pub fn kept_verdict(&self, call: CallIndex, links: &Links) -> Verdict {
+        self.needs_tokens();
         let parent = links.parent(call);
         let child_or_root = parent.map_or(LinkVerdict::Root, LinkVerdict::Child);
         match (self.call(call).link(), links.broken_link(call)) {
@@ -271,6 +274,7 @@ impl Forest {
     /// The drift of all kept calls, agent after agent. What [`Forest::kept_verdict`] says of each, in time linear in the calls.
     #[must_use]
     pub fn kept_drifts(&self, kept: &CallSet, links: &Links) -> Vec<(CallIndex, Drift)> {
+        self.needs_tokens();
         let mut drifts = Vec::new();
         for (_, agent) in self.agents() {
             let mut previous = None;

@@ -8,11 +8,14 @@
 //! Links and rows depend on the set of the calls and on what is kept, never on the order in which they came:
 //! [`Forest::links`] finds parents, [`plan`] leaves and owners, [`rows`] the rows.
 //!
+//! Its ids may leave memory ([`evict`]); then it is made again before anything is asked of it that needs them.
+//!
 //! Limits are the caller's: the forest takes any number of calls below 2^32 and texts below 2^32 ids.
 
 mod accept;
 pub mod call;
 pub mod digest;
+mod evict;
 mod index;
 pub mod link;
 pub mod plan;
@@ -124,6 +127,8 @@ pub struct Forest {
     totals: Totals,
     /// Bytes of what calls hold by themselves: see [`size`].
     array_bytes: usize,
+    /// Its ids were let go of.
+    is_skeleton: bool,
 }
 
 /// Counts over all accepted calls of a rollout.
@@ -278,6 +283,7 @@ impl Forest {
     /// The ids of a call's prompt + generation, if they are known.
     #[must_use]
     pub fn full_ids(&self, call: CallIndex) -> Option<Vec<u32>> {
+        self.needs_tokens();
         full_view(self.call(call)).map(|view| self.tokens.to_vec(view))
     }
 }

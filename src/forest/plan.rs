@@ -212,8 +212,7 @@ impl Forest {
 
     /// Generated tokens of a call that train: all but those whose log-probability is marked as missing.
     fn trainable_tokens(&self, call: &super::call::Call) -> u32 {
-        let masked = call.logprobs.as_ref().map_or(0, |values| values.iter().filter(|value| value.is_nan()).count());
-        call.generation_length - u32::try_from(masked).unwrap_or(0)
+        call.generation_length - call.masked_tokens
     }
 }
 

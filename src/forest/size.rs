@@ -6,7 +6,7 @@ use crate::ids::{AgentId, CallId, Name};
 
 use super::Forest;
 use super::accept::CallRecord;
-use super::call::{Call, CallFacts, Link, Pending, RecordedPrompt, VersionSpan};
+use super::call::{Call, CallFacts, CallTokens, Link, Pending, RecordedPrompt, VersionSpan};
 use super::digest::BLOCK_TOKENS;
 use super::tokens::TokenStore;
 
@@ -28,6 +28,19 @@ pub(super) fn of_facts(facts: &CallFacts) -> usize {
         + link
         + facts.versions.len() * size_of::<VersionSpan>()
         + facts.logprobs.as_ref().map_or(0, |values| values.len() * size_of::<f32>())
+}
+
+/// Bytes of what a call holds by itself that has lost its ids.
+pub(super) fn of_skeleton(call: &Call) -> usize {
+    let link = match &call.link {
+        Link::Parent(parent) => ID_BYTES + parent.as_str().len(),
+        Link::Infer | Link::Root => 0,
+    };
+    let pending = match &call.tokens {
+        CallTokens::Placed { .. } => 0,
+        CallTokens::Waiting(pending) | CallTokens::Unresolved(pending) => of_pending(pending),
+    };
+    2 * call.id.as_str().len() + link + size_of_val(&*call.versions) + pending
 }
 
 /// Bytes of a delta whose base is missing, and its place among those that wait.

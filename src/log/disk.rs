@@ -101,6 +101,19 @@ impl Log for DiskLog {
         Ok(())
     }
 
+    fn read_at(&self, positions: &[Position], visit: &mut Visit<'_>) -> Result<(), LogError> {
+        let mut reader = self.segments.look_up();
+        for position in positions.iter().copied() {
+            let frame = reader.frame_at(position)?;
+            visit(position, dated(frame.kind, &frame.payload).map_err(|error| LogError::Record { position, error })?);
+        }
+        Ok(())
+    }
+
+    fn keeps_records(&self) -> bool {
+        true
+    }
+
     fn first_position(&self) -> Position {
         self.segments.segments().first().map_or(Position(1), |oldest| oldest.first_position)
     }

@@ -60,6 +60,12 @@ impl<E> Journal<E> {
         }
     }
 
+    /// Whether it is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.opened.get().is_some()
+    }
+
     /// The log.
     #[must_use]
     pub fn log(&self) -> &Arc<dyn Log> {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{Dated, Frame, Log, LogError, Look, Position, Record};
+use super::{Dated, Frame, Log, LogError, Look, Position, Record, Visit};
 
 /// Records in memory, durable at once or when told.
 pub struct MemoryLog {
@@ -123,6 +123,23 @@ impl Log for MemoryLog {
         // That it was enough is no failure.
         let _ = records.into_iter().try_for_each(|(at, record)| look(at, record));
         Ok(())
+    }
+
+    fn read_at(&self, positions: &[Position], visit: &mut Visit<'_>) -> Result<(), LogError> {
+        for position in positions.iter().copied() {
+            let found = {
+                let state = self.state.lock();
+                let place = position.0.checked_sub(state.first_kept.0).and_then(|place| usize::try_from(place).ok());
+                place.and_then(|place| state.records.get(place).cloned())
+            };
+            let durable = position <= *self.durable.borrow();
+            visit(position, found.filter(|_| durable).ok_or(LogError::NotKept(position))?);
+        }
+        Ok(())
+    }
+
+    fn keeps_records(&self) -> bool {
+        self.keeps_records
     }
 
     fn is_filling(&self) -> bool {

@@ -279,6 +279,9 @@ pub enum LogError {
     /// It begins in the middle, and nothing in it says what there was before.
     #[error("the log begins at position {} and holds no snapshot from which it could be read", .0.0)]
     NoSnapshot(Position),
+    /// While it was read, tokens had to leave memory, and did not come back.
+    #[error("{}", .0.message)]
+    NotRestored(crate::error::Refusal),
     /// The thread that read it is gone.
     #[error("reading the log was given up")]
     GivenUp,
@@ -311,6 +314,15 @@ pub trait Log: Send + Sync {
     /// # Errors
     /// If they are not kept, or cannot be read.
     fn read(&self, from: Position, look: &mut Look<'_>) -> Result<(), LogError>;
+
+    /// Shows the durable records at these positions, which are in order.
+    ///
+    /// # Errors
+    /// If one is not kept, or cannot be read.
+    fn read_at(&self, positions: &[Position], visit: &mut Visit<'_>) -> Result<(), LogError>;
+
+    /// Whether what was appended can be read again.
+    fn keeps_records(&self) -> bool;
 
     /// Forgets the records before this position.
     fn truncate_before(&self, position: Position);

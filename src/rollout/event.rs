@@ -165,6 +165,17 @@ pub enum Decision {
     MissingParentsGivenUp,
 }
 
+impl Decision {
+    /// Whether rows may be made because of it; else it ends the rollout without any.
+    #[must_use]
+    pub fn may_finalise(self) -> bool {
+        match self {
+            Self::MissingCallsFinalise | Self::MissingParentsGivenUp => true,
+            Self::IdleTimeout | Self::MissingCallsDiscard => false,
+        }
+    }
+}
+
 /// What is logged of a rollout, and applied again in replay.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RolloutRecord {

@@ -15,6 +15,7 @@ mod apply;
 pub mod awaited;
 pub mod drift;
 pub mod event;
+mod evict;
 pub mod findings;
 mod judge;
 pub mod run_settings;

@@ -371,7 +371,7 @@ impl Shared {
     }
 }
 
-/// The message of a notice; none if the rollout has ended meanwhile.
+/// The message of a notice; none if the rollout has ended meanwhile, or its tokens have left memory: notices are a courtesy.
 fn noticed(shared: &Shared, notice: &Notice) -> Option<v1::ReportResponse> {
     let key: &RolloutKey = &notice.key;
     let about = RolloutRef { run: key.run.clone(), group: None, rollout: key.rollout.clone(), attempt: notice.attempt };
@@ -385,12 +385,12 @@ fn noticed(shared: &Shared, notice: &Notice) -> Option<v1::ReportResponse> {
             v1::notice::Notice::UnresolvedCall(v1::UnresolvedCall { call_id: notice.call.to_string(), refusal })
         }
         Placement::Placed => {
-            let verdict = shared.store.look(key, |rollout| {
+            let verdict = shared.store.look_at(key, notice.attempt, |rollout| {
                 let call = rollout.facts().forest.find(&notice.call)?;
                 let verdict = rollout.verdict(call);
                 Some(convert::answer::verdict(&rollout.facts().forest, call, &verdict))
             });
-            let verdict = Some(verdict?.ok()??);
+            let verdict = Some(verdict??);
             v1::notice::Notice::ResolvedCall(v1::ResolvedCall { call_id: notice.call.to_string(), verdict })
         }
     };

@@ -10,13 +10,18 @@ use super::*;
 use crate::log::memory::MemoryLog;
 use crate::store::clock::Clock;
 use crate::store::sequencer::Command;
-use crate::store::{Store, StoreOptions};
+use crate::store::{Eviction, Store, StoreOptions};
 use crate::telemetry::{Readiness, Telemetry};
 
 /// What services share, and what they ask of the sequencing task, which is not there.
 fn shared() -> (Shared, mpsc::Receiver<Command>) {
     let log = Arc::new(MemoryLog::forgetting());
-    let options = StoreOptions { clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 20 };
+    let options = StoreOptions {
+        clock: Clock::manual(),
+        telemetry: Telemetry::new(),
+        memory_budget_bytes: 1 << 20,
+        eviction: Eviction::default(),
+    };
     let (store, commands) = Store::new(options);
     store.open_log(log, Position::default());
     let readiness = Arc::new(Readiness::starting("a test"));

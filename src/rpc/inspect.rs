@@ -37,7 +37,7 @@ pub(super) struct Inspect {
 
 /// Calls shown, or looked at, under a rollout's lock at once.
 const CALLS_AT_ONCE: usize = 256;
-/// How often a rollout is looked at anew when another attempt has come meanwhile.
+/// How often a rollout is looked at anew when another attempt has come meanwhile, or its tokens have left memory.
 const TRIES_MAX: usize = 8;
 /// Runs asked of the sequencing task at once.
 const RUNS_AT_ONCE: usize = 64;
@@ -58,8 +58,11 @@ impl Inspect {
     ) -> Result<Option<Result<v1::GetRolloutResponse, Ended>>, Status> {
         let store = &self.shared.store;
         'again: for _ in 0..TRIES_MAX {
-            let outline = match store.show(key, |view| Outline::new(view, shown)) {
-                Some(Ok(outline)) => outline,
+            store.restore(key).await.map_err(refused)?;
+            let draw = |view: RolloutView<'_>| view.rollout.has_tokens().then(|| Outline::new(view, shown));
+            let outline = match store.show(key, draw) {
+                Some(Ok(Some(outline))) => outline,
+                Some(Ok(None)) => continue 'again,
                 Some(Err(ended)) => return Ok(Some(Err(ended))),
                 None => return Ok(None),
             };
@@ -68,7 +71,7 @@ impl Inspect {
             while calls.len() < outline.call_count {
                 let range = calls.len()..calls.len() + CALLS_AT_ONCE;
                 let more = store.look_at(key, outline.attempt(), |rollout| shower.calls(rollout.facts(), range));
-                // It has ended, or a newer attempt has come, since the outline was drawn.
+                // It has ended, a newer attempt has come, or its tokens have left memory, since the outline was drawn.
                 let Some(more) = more else { continue 'again };
                 calls.extend(more);
                 tokio::task::yield_now().await;
@@ -76,8 +79,8 @@ impl Inspect {
             drop(shower);
             return Ok(Some(Ok(convert::inspect::assembled(outline, calls))));
         }
-        let message = "attempts of this rollout supersede each other faster than it can be shown; ask again";
-        Err(refused(Refusal::new(Reason::AttemptSuperseded, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS)))
+        let message = "the rollout changes hands, or leaves memory, faster than it can be shown; ask again";
+        Err(refused(Refusal::new(Reason::ServiceFull, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS)))
     }
 
     /// Some runs behind this one, and behind which the next page begins; from the start also the ledger of all of them. The

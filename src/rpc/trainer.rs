@@ -372,7 +372,7 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Outgoing) -> Wrote 
         let sent = match next {
             None => return Wrote::All,
             Some(ToConsumer::Unit(_)) if joined.leaving.load(Ordering::Relaxed) => true,
-            Some(ToConsumer::Unit(delivery)) => send_unit(&shared, *delivery, &outgoing).await,
+            Some(ToConsumer::Unit(delivery)) => send_unit(&shared, *delivery, joined.ephemeral, &outgoing).await,
             Some(ToConsumer::Acks(results)) => {
                 let sent = send_results(&outgoing, &results, joined.ephemeral).await;
                 joined.acks.answered(results.len());
@@ -445,7 +445,7 @@ async fn send_heartbeat(shared: &Shared, consumer: ConsumerId, outgoing: &Outgoi
 }
 
 /// Sends a unit in parts, of which only one is in memory at a time.
-async fn send_unit(shared: &Shared, delivery: UnitDelivery, outgoing: &Outgoing) -> bool {
+async fn send_unit(shared: &Shared, delivery: UnitDelivery, ephemeral: bool, outgoing: &Outgoing) -> bool {
     let rows = &delivery.rows;
     let waited_ms = shared.store.clock().now_ms().saturating_sub(rows.finalised_at_ms);
     if let (1, Some(run)) = (delivery.delivery_number, shared.store.run(&rows.about.run)) {
@@ -460,13 +460,28 @@ async fn send_unit(shared: &Shared, delivery: UnitDelivery, outgoing: &Outgoing)
             room => room,
         },
     };
-    for part in UnitParts::of(delivery) {
+    let rollout = match shared.store.with_tokens(&rows.about.key(), &rows.finalised).await {
+        Ok(Some(rollout)) => rollout,
+        Ok(None) => return passed_over(shared, &delivery.unit, ephemeral, outgoing).await,
+        Err(refusal) => {
+            outgoing.end(refused(refusal));
+            return false;
+        }
+    };
+    for part in UnitParts::of(delivery, rollout) {
         let response = Some(subscribe_response::Response::UnitPart(part));
         if !outgoing.send(v1::SubscribeResponse { response }, room.as_ref()).await {
             return false;
         }
     }
     true
+}
+
+/// A unit cannot be sent any more, since its rollout has ended: acknowledged by another, or gone with its run. Only who holds nothing
+/// back misses it.
+async fn passed_over(shared: &Shared, unit: &UnitId, ephemeral: bool, outgoing: &Outgoing) -> bool {
+    tracing::debug!(unit = unit.as_str(), "a unit was passed over, since its rollout has ended");
+    !ephemeral || send(outgoing, messages::skipped(1, shared.store.clock().unix_ms())).await
 }
 
 /// Bytes of the longest of these rows; none if all of them together fit into what each trainer may have for itself.

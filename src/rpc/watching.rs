@@ -231,11 +231,18 @@ impl Watch {
             return Ok(());
         }
         let key = self.key(rollout);
+        if let Err(refusal) = self.shared.store.restore(&key).await {
+            return Err(Over(Some(refused(refusal))));
+        }
         let calls = &mut self.calls;
         let read = self.shared.store.show(&key, |view| {
             let about = view.about.clone();
             calls.begin(about.attempt);
-            if view.rollout.finalised().is_some() || view.rollout.facts().some_list_given() {
+            if !view.rollout.has_tokens() {
+                // They have left again already; what is to be told is told at the next look.
+                return None;
+            }
+            Some(if view.rollout.finalised().is_some() || view.rollout.facts().some_list_given() {
                 let is_final = view.rollout.finalised().is_some();
                 (about, Err(calls.take_drawn(is_final).unwrap_or_else(|| Drawn::new(view))))
             } else {
@@ -244,12 +251,16 @@ impl Watch {
                 let mut shown: Vec<_> = again.clone().zip(open_calls(view.rollout, again)).collect();
                 shown.extend(new.clone().zip(open_calls(view.rollout, new)));
                 (about, Ok((shown, count)))
-            }
+            })
         });
-        let Some(Ok((about, read))) = read else {
-            // That it is gone is told when its mark is taken.
-            self.calls = CallsTold::default();
-            return Ok(());
+        let (about, read) = match read {
+            Some(Ok(Some(read))) => read,
+            Some(Ok(None)) => return Ok(()),
+            Some(Err(_)) | None => {
+                // That it is gone is told when its mark is taken.
+                self.calls = CallsTold::default();
+                return Ok(());
+            }
         };
         let (shown, count) = match read {
             Ok(read) => read,

@@ -1,21 +1,21 @@
-//! Reading what the log holds of rollouts that keep it from being let go of, so that they can be written forward.
+//! Reading back what the log holds of rollouts: to give them their tokens again, and to write them forward.
 //!
-//! A rollout that lives long, or whose rows nobody takes, would hold everything after its opening. So its records are read back,
-//! and the sequencing task writes them again behind everything, as one copy ([`super::sequencer::carry`]). Reading is done by a
-//! thread of its own; it ends as soon as all is found. Nothing is written unless all of a rollout's records were found, which its
-//! count says.
+//! A rollout that lives long, or whose rows nobody takes, would hold everything after its opening in the log. So its records are
+//! read, and the sequencing task writes them again behind everything, as one copy ([`super::sequencer::carry`]). Tokens that have
+//! left memory come back from the same records ([`super::evict`]). Threads of their own do the reading, one request at a time each.
 
-use std::collections::HashMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
 
+use crate::error::Refusal;
 use crate::ids::GroupId;
-use crate::log::{Dated, Frame, Log, LogError, Position, Record};
+use crate::log::{Frame, Log, LogError, Position, Record};
 use crate::rollout::event::RolloutRecord;
 
-use super::RolloutKey;
+use super::sequencer::Command;
+use super::{RolloutKey, Store};
 
 /// A rollout that is to be written forward.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +26,8 @@ pub struct Wanted {
     pub attempt: u32,
     /// Where its records begin.
     pub home: Position,
-    /// How many there are after that.
-    pub records: usize,
+    /// Where they stand after that, in order.
+    pub positions: Vec<Position>,
 }
 
 /// All records of a rollout, ready to be written again.
@@ -42,112 +42,97 @@ pub struct Gathered {
     pub frames: Vec<Frame>,
 }
 
-/// Rollouts to read, and where they go. Who asked may be gone.
-pub struct Reading {
-    /// The log.
-    pub log: Arc<dyn Log>,
-    /// What to look for.
-    pub wanted: Vec<Wanted>,
+/// What is to be read.
+pub enum Reading {
+    /// Rollouts that are to be written forward.
+    Carry(Vec<Wanted>),
+    /// A rollout whose tokens are wanted, and who wants them. They may be gone.
+    Restore(RolloutKey, oneshot::Sender<Result<(), Refusal>>),
 }
 
-/// Reads what it is asked for until nobody asks any more; `found` takes what was found. Blocks: for a thread of its own.
-pub fn read_on_request(mut requests: mpsc::Receiver<Reading>, mut found: impl FnMut(Vec<Gathered>)) {
-    while let Some(Reading { log, wanted }) = requests.blocking_recv() {
-        let gathered = gather(log.as_ref(), wanted).unwrap_or_else(|error| {
-            // It may have been let go of meanwhile; it is asked for again if it is still wanted.
-            tracing::warn!(%error, "records could not be read back");
-            Vec::new()
-        });
-        found(gathered);
+/// Reads what it is asked for until nobody asks any more, beside others that do the same. Blocks: for a thread of its own.
+pub fn read_on_request(requests: &Mutex<mpsc::Receiver<Reading>>, store: impl Fn() -> Option<Arc<Store>>) {
+    loop {
+        // Who waits for a request holds the lock; the others wait for the lock.
+        let request = requests.lock().blocking_recv();
+        let (Some(request), Some(store)) = (request, store()) else { return };
+        if let Some(command) = store.serve_reading(request) {
+            store.command_now(command);
+        }
     }
 }
 
-/// What has been found of a rollout.
-struct Found {
-    wanted: Wanted,
-    begun: Option<(Option<GroupId>, u64)>,
-    /// Whether the copy that is being read begins at its home.
-    in_its_copy: bool,
-    frames: Vec<Frame>,
+impl Store {
+    /// Reads what is asked for, and waits for the disk; what the sequencing task is to do with it, if it asked.
+    #[must_use]
+    pub fn serve_reading(&self, reading: Reading) -> Option<Command> {
+        match reading {
+            Reading::Carry(wanted) => {
+                let log = self.log();
+                Some(Command::Carry(wanted.into_iter().filter_map(|wanted| found(&**log, wanted)).collect()))
+            }
+            Reading::Restore(key, reply) => {
+                // Who asked may be gone.
+                let _ = reply.send(self.restore_now(&key));
+                None
+            }
+        }
+    }
 }
 
-/// All records of these rollouts; those of which not all were found are left out.
+/// What there is of a rollout; none if not all of it is there any more: it is asked for again if it is still wanted.
+fn found(log: &dyn Log, wanted: Wanted) -> Option<Gathered> {
+    let key = wanted.key.clone();
+    gather(log, wanted)
+        .inspect_err(
+            |error| tracing::warn!(%error, run = %key.run, rollout = %key.rollout, "records could not be read back"),
+        )
+        .ok()?
+}
+
+/// All records of a rollout; none if others stand where they should.
 ///
 /// # Errors
 /// If the log cannot be read.
-pub fn gather(log: &dyn Log, wanted: Vec<Wanted>) -> Result<Vec<Gathered>, LogError> {
-    let Some(from) = wanted.iter().map(|wanted| wanted.home).min() else { return Ok(Vec::new()) };
-    let found = |wanted: Wanted| Found { wanted, begun: None, in_its_copy: false, frames: Vec::new() };
-    let mut all: HashMap<RolloutKey, Found> =
-        wanted.into_iter().map(|wanted| (wanted.key.clone(), found(wanted))).collect();
-    let mut missing = all.len();
-    log.read(from, &mut |position, dated| {
-        let before = missing;
-        missing -= usize::from(take(log, &mut all, position, dated));
-        if missing == 0 && before > 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+pub fn gather(log: &dyn Log, wanted: Wanted) -> Result<Option<Gathered>, LogError> {
+    let mut opened = None;
+    log.read_at(&[wanted.home], &mut |_, dated| {
+        opened = match dated.record {
+            Record::RolloutOpened { group, .. } => Some((group, dated.unix_ms)),
+            Record::RolloutCopyBegins(copy) => Some((copy.reference.group, copy.opened_unix_ms)),
+            Record::Run { .. }
+            | Record::RunDeleted { .. }
+            | Record::GroupSize { .. }
+            | Record::Rollout { .. }
+            | Record::RolloutCopied { .. }
+            | Record::ConsumerGroup { .. }
+            | Record::Acknowledged { .. }
+            | Record::UnitDropped { .. }
+            | Record::UnitReleased { .. }
+            | Record::SnapshotBegins { .. }
+            | Record::RunSnapshot { .. }
+            | Record::RunTotals { .. }
+            | Record::Tombstones { .. } => None,
+        };
     })?;
-    let whole = all.into_values().filter(|found| found.frames.len() == found.wanted.records);
-    Ok(whole
-        .filter_map(|Found { wanted, begun, frames, .. }| {
-            let (group, opened_unix_ms) = begun?;
-            Some(Gathered { wanted, group, opened_unix_ms, frames })
-        })
-        .collect())
+    let mut frames = Vec::with_capacity(wanted.positions.len());
+    log.read_at(&wanted.positions, &mut |_, dated| {
+        if let Some(record) = happened_to(&wanted.key, wanted.attempt, dated.record) {
+            let RolloutKey { run, rollout } = wanted.key.clone();
+            let copied = Record::RolloutCopied { run, rollout, attempt: wanted.attempt, record };
+            frames.push(log.frame(&copied, dated.unix_ms));
+        }
+    })?;
+    let is_whole = frames.len() == wanted.positions.len();
+    Ok(opened.filter(|_| is_whole).map(|(group, opened_unix_ms)| Gathered { wanted, group, opened_unix_ms, frames }))
 }
 
-/// Takes a record of the log; true if a rollout is whole with it.
-fn take(log: &dyn Log, all: &mut HashMap<RolloutKey, Found>, position: Position, dated: Dated) -> bool {
-    let Dated { unix_ms, record } = dated;
-    match record {
-        Record::RolloutOpened { run, rollout, group, .. } => {
-            let begins = |found: &mut Found| found.begin(position, (group, unix_ms));
-            all.get_mut(&RolloutKey { run, rollout }).is_some_and(begins)
-        }
-        Record::RolloutCopyBegins(copy) => {
-            let key = copy.reference.key();
-            let begins = |found: &mut Found| found.begin(position, (copy.reference.group, copy.opened_unix_ms));
-            all.get_mut(&key).is_some_and(begins)
-        }
-        Record::Rollout { run, rollout, attempt, record } => {
-            let key = RolloutKey { run, rollout };
-            all.get_mut(&key).is_some_and(|found| found.take(log, &key, attempt, (unix_ms, record)))
-        }
-        Record::RolloutCopied { run, rollout, attempt, record } => {
-            let key = RolloutKey { run, rollout };
-            let of_its_copy = all.get_mut(&key).filter(|found| found.in_its_copy);
-            of_its_copy.is_some_and(|found| found.take(log, &key, attempt, (unix_ms, record)))
-        }
-        Record::Run { .. }
-        | Record::RunDeleted { .. }
-        | Record::GroupSize { .. }
-        | Record::ConsumerGroup { .. }
-        | Record::Acknowledged { .. }
-        | Record::UnitDropped { .. }
-        | Record::UnitReleased { .. }
-        | Record::SnapshotBegins { .. }
-        | Record::RunSnapshot { .. }
-        | Record::RunTotals { .. }
-        | Record::Tombstones { .. } => false,
-    }
-}
-
-impl Found {
-    /// The rollout, or a copy of it, begins here; true if there is nothing more of it.
-    fn begin(&mut self, position: Position, opened: (Option<GroupId>, u64)) -> bool {
-        self.in_its_copy = position == self.wanted.home;
-        if self.in_its_copy {
-            self.begun = Some(opened);
-        }
-        self.in_its_copy && self.wanted.records == 0
-    }
-
-    /// Something happened to it; true if that was the last.
-    fn take(&mut self, log: &dyn Log, key: &RolloutKey, attempt: u32, (unix_ms, record): (u64, RolloutRecord)) -> bool {
-        if self.begun.is_none() || attempt != self.wanted.attempt || self.frames.len() >= self.wanted.records {
-            return false;
-        }
-        let RolloutKey { run, rollout } = key.clone();
-        self.frames.push(log.frame(&Record::RolloutCopied { run, rollout, attempt, record }, unix_ms));
-        self.frames.len() == self.wanted.records
-    }
+/// What happened to this attempt, if the record is about that.
+pub(super) fn happened_to(key: &RolloutKey, attempt: u32, record: Record) -> Option<RolloutRecord> {
+    let (Record::Rollout { run, rollout, attempt: of, record }
+    | Record::RolloutCopied { run, rollout, attempt: of, record }) = record
+    else {
+        return None;
+    };
+    (run == key.run && rollout == key.rollout && of == attempt).then_some(record)
 }

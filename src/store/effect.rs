@@ -13,6 +13,7 @@ use crate::rollout::event::Discarded;
 use crate::rollout::run_settings::RunSettings;
 
 use super::RolloutKey;
+use super::evict::Finalised;
 use super::memory::Share;
 use super::sequencer::AckOutcome;
 
@@ -40,6 +41,21 @@ pub enum Outcome {
     Discarded,
 }
 
+/// A rollout that was just finalised. While this is there, its tokens do not leave memory.
+#[derive(Debug)]
+pub struct FinalisedNow {
+    /// The rollout.
+    pub rollout: Arc<FinalisedRollout>,
+    /// It, for all who hold it.
+    pub finalised: Arc<Finalised>,
+    /// When, milliseconds since the Unix epoch.
+    pub unix_ms: u64,
+    /// When, on the store's clock.
+    pub at_ms: u64,
+    /// What it holds in memory.
+    pub share: Arc<Share>,
+}
+
 /// What the sequencing task takes from durable records, in their order.
 #[derive(Debug)]
 pub enum Sequenced {
@@ -50,13 +66,7 @@ pub enum Sequenced {
         /// Its attempt.
         attempt: u32,
         /// The rollout.
-        rollout: Arc<FinalisedRollout>,
-        /// When, milliseconds since the Unix epoch.
-        unix_ms: u64,
-        /// When, on the store's clock.
-        at_ms: u64,
-        /// What it holds in memory.
-        share: Arc<Share>,
+        finalised: Box<FinalisedNow>,
     },
     /// A rollout ended without rows.
     Discarded {

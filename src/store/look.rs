@@ -12,21 +12,10 @@ use super::effect::Ended;
 use super::{Live, RolloutKey, Slot, Store};
 
 impl Store {
-    /// Reads a rollout, or how it ended.
-    pub fn look<T>(&self, key: &RolloutKey, read: impl FnOnce(&mut Rollout) -> T) -> Option<Result<T, Ended>> {
-        let entry = self.entry(key)?;
-        let mut slot = entry.slot.lock();
-        match &mut *slot {
-            Slot::Live(live) => Some(Ok(read(&mut live.rollout))),
-            Slot::Ended(ended, _) => Some(Err(ended.clone())),
-            Slot::Removed => None,
-        }
-    }
-
-    /// Reads a rollout, if it is at this attempt.
+    /// Reads a rollout, if it is at this attempt and its tokens are in memory ([`Store::restore`]).
     pub fn look_at<T>(&self, key: &RolloutKey, attempt: u32, read: impl FnOnce(&mut Rollout) -> T) -> Option<T> {
         match &mut *self.entry(key)?.slot.lock() {
-            Slot::Live(live) if live.attempt == attempt => Some(read(&mut live.rollout)),
+            Slot::Live(live) if live.attempt == attempt && live.rollout.has_tokens() => Some(read(&mut live.rollout)),
             Slot::Live(_) | Slot::Ended(..) | Slot::Removed => None,
         }
     }
@@ -42,7 +31,7 @@ impl Store {
         }
     }
 
-    /// Reads a rollout with what its place knows of it, or how it ended.
+    /// Reads a rollout with what its place knows of it, or how it ended. Its tokens need not be in memory.
     pub fn show<T>(&self, key: &RolloutKey, read: impl FnOnce(RolloutView<'_>) -> T) -> Option<Result<T, Ended>> {
         let entry = self.entry(key)?;
         let mut slot = entry.slot.lock();

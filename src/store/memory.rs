@@ -120,7 +120,13 @@ impl Memory {
     /// Whether calls are refused.
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.used_bytes() > self.budget_bytes
+        self.is_above(100)
+    }
+
+    /// Whether more than this part of the budget is held.
+    #[must_use]
+    pub fn is_above(&self, percent: u64) -> bool {
+        self.used_bytes() > self.percent(percent)
     }
 
     /// Most bytes that tombstones may hold: the oldest are forgotten first.
@@ -263,7 +269,8 @@ impl Memory {
         self.percent(100 + limits::MEMORY_RESERVE_PERCENT * parts / 3)
     }
 
-    fn percent(&self, percent: u64) -> u64 {
+    /// So much of the budget.
+    pub(super) fn percent(&self, percent: u64) -> u64 {
         u64::try_from(u128::from(self.budget_bytes) * u128::from(percent) / 100).unwrap_or(u64::MAX)
     }
 
@@ -316,6 +323,12 @@ impl Share {
         &self.holding.memory
     }
 
+    /// Where it was opened: what tells it from all others.
+    #[must_use]
+    pub fn opened(&self) -> Position {
+        self.opened
+    }
+
     /// Where in the log the attempt's records begin: at its opening, or at a copy of them.
     #[must_use]
     pub fn home(&self) -> Position {
@@ -341,6 +354,11 @@ impl Share {
     /// So many more: what is made of it holds memory too.
     pub fn add(&self, bytes: u64) {
         self.holding.add(bytes);
+    }
+
+    /// So many fewer.
+    pub fn subtract(&self, bytes: u64) {
+        self.holding.subtract(bytes);
     }
 
     /// The attempt takes no more events.

@@ -13,10 +13,12 @@
 pub mod carry;
 pub mod clock;
 pub mod effect;
+pub mod evict;
 mod figures;
 pub mod image;
 mod look;
 pub mod memory;
+mod recency;
 pub mod recovery;
 pub mod replay;
 pub mod report;
@@ -39,12 +41,14 @@ use crate::log::journal::Journal;
 use crate::log::{Log, Position};
 use crate::rollout::Rollout;
 use crate::rollout::run_settings::RunSettings;
-use crate::telemetry::{RunMetrics, Telemetry};
+use crate::telemetry::{Held, RunMetrics, Telemetry};
 
-use carry::{Gathered, Reading};
+use carry::Reading;
 use clock::Clock;
 use effect::{Ended, Notice, Sequenced};
+use evict::Finalised;
 use memory::{Memory, Share};
+use recency::{Listed, Recency};
 use sequencer::Command;
 use timers::Timers;
 
@@ -88,13 +92,23 @@ pub(crate) struct Live {
     pub(crate) run: Arc<Run>,
     pub(crate) rollout: Rollout,
     pub(crate) settings_version: u64,
-    /// Records of it in the log, besides its opening.
-    pub(crate) records: u32,
+    /// Where its records stand in the log, besides its opening; nothing if that does not keep them.
+    pub(crate) positions: Vec<Position>,
     pub(crate) opened_unix_ms: u64,
     pub(crate) heard_unix_ms: u64,
     pub(crate) finalised_unix_ms: Option<u64>,
     /// Where the record that finalised it stood first, which may be before the copy that it was read from.
     pub(crate) finalised_position: Option<Position>,
+    /// It, for all others who hold it, if it is finalised.
+    pub(crate) finalised: Option<Arc<Finalised>>,
+    /// When its tokens were used last, on the store's clock.
+    pub(crate) used_ms: u64,
+    /// Its place among those whose tokens may leave memory.
+    pub(crate) listed: Option<Listed>,
+    /// Its tokens were brought back, and who asked for them has not used them yet.
+    pub(crate) is_awaited: bool,
+    /// It counts among those whose tokens have left.
+    pub(crate) evicted: Option<Held>,
     pub(crate) refused_requests: u64,
     /// The last record that it was judged from.
     pub(crate) last_position: Position,
@@ -149,6 +163,29 @@ pub struct StoreOptions {
     pub telemetry: Arc<Telemetry>,
     /// What rollouts may hold in memory.
     pub memory_budget_bytes: u64,
+    /// When their tokens leave it.
+    pub eviction: Eviction,
+}
+
+/// When tokens leave memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Eviction {
+    /// The part of the budget above which those of idle rollouts do.
+    pub idle_above_percent: u64,
+    /// The part above which all others do, too.
+    pub above_percent: u64,
+    /// What a rollout must hold for its tokens to be worth it.
+    pub rollout_bytes_min: u64,
+}
+
+impl Default for Eviction {
+    fn default() -> Self {
+        Self {
+            idle_above_percent: limits::MEMORY_EVICT_IDLE_PERCENT,
+            above_percent: limits::MEMORY_EVICT_PERCENT,
+            rollout_bytes_min: limits::EVICTED_BYTES_MIN,
+        }
+    }
 }
 
 /// All live rollouts.
@@ -164,6 +201,11 @@ pub struct Store {
     commands: mpsc::Sender<Command>,
     /// Who reads rollouts back from the log, if there is somebody.
     readings: OnceLock<mpsc::Sender<Reading>>,
+    /// What gives tokens back that have left memory.
+    source: OnceLock<Arc<dyn Log>>,
+    /// Rollouts whose tokens may leave memory.
+    recency: Arc<Recency>,
+    eviction: Eviction,
     reporters: DashMap<ReporterId, mpsc::Sender<Notice>>,
     next_id: AtomicU64,
     in_flight: Arc<Semaphore>,
@@ -187,6 +229,9 @@ impl Store {
             timers: Timers::default(),
             commands,
             readings: OnceLock::new(),
+            source: OnceLock::new(),
+            recency: Arc::default(),
+            eviction: options.eviction,
             reporters: DashMap::new(),
             next_id: AtomicU64::new(1),
             in_flight: Arc::new(Semaphore::new(limits::IN_FLIGHT_BYTES_MAX)),
@@ -198,7 +243,9 @@ impl Store {
 
     /// From now on records go to this log, whose last position is `last`.
     pub fn open_log(&self, log: Arc<dyn Log>, last: Position) {
+        self.read_from(Arc::clone(&log));
         self.journal.open(log, last);
+        self.make_room(None);
     }
 
     /// The log, once it is open.
@@ -296,18 +343,18 @@ impl Store {
         self.commands.send(command).await.is_ok()
     }
 
-    /// Somebody reads rollouts back from now on, one request at a time.
+    /// Somebody reads rollouts back from now on.
     pub fn readings(&self) -> mpsc::Receiver<Reading> {
-        let (requests, receiver) = mpsc::channel(1);
+        let (requests, receiver) = mpsc::channel(limits::READINGS_OUTSTANDING_MAX);
         let first = self.readings.set(requests).is_ok();
         debug_assert!(first, "one reads");
         receiver
     }
 
-    /// What was read back. Blocks while the sequencing task's line is full.
-    pub fn gathered(&self, gathered: Vec<Gathered>) {
+    /// The same on a thread that may wait.
+    fn command_now(&self, command: Command) {
         // Without the task nobody wants it.
-        let _ = self.commands.blocking_send(Command::Carry(gathered));
+        let _ = self.commands.blocking_send(command);
     }
 
     /// Has rollouts read back; false if nobody can now.

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::error::Refusal;
 use crate::ids::RolloutRef;
 use crate::log::{Dated, Log, LogError, Position, Record};
 use crate::rollout::event::RolloutRecord;
@@ -19,6 +20,8 @@ pub(super) struct Reading {
     /// Whether what comes is about a time of which nothing is known.
     passes_over: bool,
     snapshot: Option<SnapshotPart>,
+    /// Why tokens that had left memory did not come back: what was to be done with them was not.
+    not_restored: Option<Refusal>,
 }
 
 /// What has come of a snapshot.
@@ -75,10 +78,12 @@ impl Sequencer {
     ///
     /// # Errors
     /// If the log does not hold them all.
-    pub fn replay(&mut self, log: &dyn Log) -> Result<Position, LogError> {
+    pub fn replay(&mut self, log: &Arc<dyn Log>) -> Result<Position, LogError> {
         let mut last = Position::default();
+        self.store().read_from(Arc::clone(log));
         log.read(log.first_position(), &mut |position, record| {
             self.replay_record(position, record);
+            self.store().make_room(None);
             last = position;
             ControlFlow::Continue(())
         })?;
@@ -89,12 +94,15 @@ impl Sequencer {
     /// All records were applied: time is now again.
     ///
     /// # Errors
-    /// If they begin in the middle, and hold no snapshot.
+    /// If they begin in the middle, and hold no snapshot; or what had left memory did not come back.
     pub fn replay_ends(&mut self) -> Result<(), LogError> {
         self.store().replaying(None);
         // What did not come to its end comes to nothing.
         self.copying.clear();
         self.count_calls();
+        if let Some(refusal) = self.reading.not_restored.take() {
+            return Err(LogError::NotRestored(refusal));
+        }
         match self.reading.first {
             Some(first) if self.reading.passes_over => Err(LogError::NoSnapshot(first)),
             Some(_) | None => Ok(()),
@@ -156,7 +164,7 @@ impl Sequencer {
             Record::RolloutCopyBegins(begins) => self.replay_copy_begins(*begins, position),
             Record::RunTotals { run, totals } => self.replay_totals(&run, &totals),
             Record::RolloutCopied { run, rollout, attempt: _, record } => {
-                self.replay_copied(&RolloutKey { run, rollout }, dated.unix_ms, record);
+                self.replay_copied(&RolloutKey { run, rollout }, position, (dated.unix_ms, record));
             }
             Record::Tombstones { run, rollouts } => {
                 rollouts.into_iter().for_each(|ended| self.replay_tombstone(&run, ended, position));
@@ -168,6 +176,14 @@ impl Sequencer {
         let store = Arc::clone(self.store());
         let Some(entry) = store.entry(key) else { return };
         let mut slot = entry.slot.lock();
+        if matches!(&*slot, Slot::Live(live) if !live.rollout.has_tokens()) {
+            drop(slot);
+            if let Err(refusal) = store.restore_now(key) {
+                self.reading.not_restored.get_or_insert(refusal);
+                return;
+            }
+            slot = entry.slot.lock();
+        }
         let Slot::Live(live) = &mut *slot else { return };
         if live.attempt != attempt {
             return;
@@ -177,7 +193,7 @@ impl Sequencer {
         }
         let (before, calls_before) = (OpenFacts::of(&live.rollout), live.rollout.facts().forest.call_count());
         let applied = live.rollout.apply(record, store.clock.now_ms());
-        live.records += 1;
+        live.positions.push(position);
         live.last_position = position;
         live.measure();
         let (sequenced, ended) = store.sequenced(key, live, &applied.effects, store.unix_ms());
@@ -193,7 +209,10 @@ impl Sequencer {
                 *slot = Slot::Ended(ended, position);
                 store.clear_timer(key, &entry);
             }
-            None => store.set_timer(key, &entry, live),
+            None => {
+                store.set_timer(key, &entry, live);
+                live.used(&store, &entry);
+            }
         }
         drop(slot);
         if let Some(sequenced) = sequenced {

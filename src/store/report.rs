@@ -14,7 +14,8 @@ use crate::log::{Position, Record};
 use crate::rollout::event::{Disposition, Effect, Event, RolloutRecord};
 use crate::rollout::{Facts, Judgement, Rollout};
 
-use super::effect::{Ended, Notice, Outcome, Sequenced};
+use super::effect::{Ended, FinalisedNow, Notice, Outcome, Sequenced};
+use super::evict::Finalised;
 use super::memory::Growth;
 use super::sequencer::{Admission, Admitted, Command};
 use super::{Live, OpenFacts, ReporterId, RolloutKey, Slot, Store, figures};
@@ -48,6 +49,8 @@ enum Tried<T> {
     NeedsOpening(Event),
     /// The sequencing task must admit the rollout's group, or its group's size, first.
     NeedsGroup(Event),
+    /// The rollout's tokens must come back into memory first.
+    NeedsTokens(Event),
 }
 
 /// What the first event of a rollout says.
@@ -80,10 +83,12 @@ impl Store {
         event: Event,
         describe: impl Fn(&mut Rollout, Option<(CallIndex, Verdict)>) -> T,
     ) -> Answer<T> {
+        self.until_room_is_made().await;
         let answer = self.answer(reporter, reference, event, describe).await;
         if let Reply::Refused(_) = &answer.reply {
             self.count_refusal(reference);
         }
+        self.make_room(Some(&reference.key()));
         answer
     }
 
@@ -105,6 +110,14 @@ impl Store {
                     (event, judged)
                 }
                 Tried::NeedsGroup(event) => (event, Ok(OpeningSays::More)),
+                Tried::NeedsTokens(again) => {
+                    if let Err(refusal) = self.restore(&key).await {
+                        let refusal = call_id(&again).iter().fold(refusal, Refusal::call);
+                        return Answer { reply: Reply::Refused(refusal), position: self.journal.last() };
+                    }
+                    event = again;
+                    continue;
+                }
             };
             let admitted = match judged {
                 Ok(says) => self.admit(reference, &event).await.map(|admitted| (says, admitted)),
@@ -126,8 +139,9 @@ impl Store {
                 }
             }
         }
-        let message = "attempts of this rollout supersede each other faster than this event can be taken; try again";
-        let refusal = Refusal::new(Reason::AttemptSuperseded, message).retry_after_ms(100);
+        let message = "attempts of this rollout supersede each other, or its tokens leave memory, faster than this event \
+                       can be taken; try again";
+        let refusal = Refusal::new(Reason::ServiceFull, message).retry_after_ms(limits::MEMORY_RETRY_AFTER_MS);
         Answer { reply: Reply::Refused(refusal), position: self.journal.last() }
     }
 
@@ -190,6 +204,10 @@ impl Store {
                 None => Tried::NeedsOpening(event),
             };
         }
+        // A sign of life needs none, and is all that many rollouts have for long.
+        if !live.rollout.has_tokens() && event != Event::Heartbeat {
+            return Tried::NeedsTokens(event);
+        }
         match self.needs_admission(live, reported, &event) {
             Ok(false) => {}
             // What is refused says nothing of the group either.
@@ -206,6 +224,7 @@ impl Store {
             self.clear_timer(reported.key, &entry);
         } else {
             self.set_timer(reported.key, &entry, live);
+            live.used(self, &entry);
         }
         Tried::Answered(answer)
     }
@@ -306,11 +325,13 @@ impl Store {
         let before = (OpenFacts::of(&live.rollout), figures::deltas_of(live), live.rollout.facts().forest.call_count());
         live.run.watchers.rollout_changes(&key.rollout, live.rollout.facts().group.as_ref());
         let applied = live.rollout.apply(record, self.clock.now_ms());
-        live.records += 1;
         live.measure();
         let (sequenced, ended) = self.sequenced(key, live, &applied.effects, unix_ms);
         let finalises = matches!(sequenced, Some(Sequenced::Finalised { .. }));
         live.last_position = self.journal.append(frame, sequenced);
+        if self.keeps_records() {
+            live.positions.push(live.last_position);
+        }
         if finalises {
             live.finalised_position = Some(live.last_position);
         }
@@ -345,8 +366,11 @@ impl Store {
                     let at_ms = self.clock.now_ms();
                     live.finalised_unix_ms = Some(unix_ms);
                     live.share.closed();
+                    let finalised = Finalised::new(Arc::clone(rollout));
+                    live.finalised = Some(Arc::clone(&finalised));
                     let (rollout, share) = (Arc::clone(rollout), Arc::clone(&live.share));
-                    return (Some(Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms, share }), None);
+                    let finalised = FinalisedNow { rollout, finalised, unix_ms, at_ms, share };
+                    return (Some(Sequenced::Finalised { key, attempt, finalised: Box::new(finalised) }), None);
                 }
                 Effect::Discarded(discarded) => {
                     let facts = live.rollout.facts();
@@ -384,7 +408,8 @@ impl Live {
     pub(super) fn measure(&self) {
         if self.finalised_unix_ms.is_none() {
             let (held, refused) = (self.rollout.resident_bytes(), self.rollout.refused_bytes());
-            self.share.set(self.texts_bytes + held + refused);
+            let positions = self.positions.capacity() * size_of::<Position>();
+            self.share.set(self.texts_bytes + held + refused + positions as u64);
         }
     }
 }

@@ -71,6 +71,15 @@ impl Timers {
     }
 }
 
+/// What came of a deadline.
+#[derive(PartialEq)]
+enum Came {
+    /// Something was decided, or nothing is to be decided now.
+    Done,
+    /// What is to be decided needs the rollout's tokens in memory first.
+    NeedsTokens,
+}
+
 impl Store {
     /// Has a clock look at the rollout when it may next have something to decide.
     pub(crate) fn set_timer(&self, key: &RolloutKey, entry: &Entry, live: &Live) {
@@ -100,30 +109,50 @@ impl Store {
                 () = self.clock.wait_until(self.timers.first_ms()) => {}
             }
             for key in self.timers.due(self.clock.now_ms(), limits::TIMERS_AT_ONCE) {
-                self.deadline_came(&key);
+                self.look_at_deadline(&key).await;
             }
             tokio::task::yield_now().await;
         }
     }
 
-    fn deadline_came(&self, key: &RolloutKey) {
-        let Some(entry) = self.entry(key) else { return };
+    /// Has a clock decide of a rollout; brings its tokens back if need be.
+    async fn look_at_deadline(&self, key: &RolloutKey) {
+        if self.deadline_came(key) == Came::Done {
+            return;
+        }
+        let restored = self.restore(key).await.is_ok();
+        if (!restored || self.deadline_came(key) == Came::NeedsTokens)
+            && let Some(entry) = self.entry(key)
+        {
+            self.clear_timer(key, &entry);
+            let later_ms = self.clock.now_ms().saturating_add(limits::RESTORE_RETRY_AFTER_MS);
+            entry.timer_at_ms.store(later_ms, Ordering::Relaxed);
+            self.timers.set(later_ms, u64::MAX, key);
+        }
+    }
+
+    fn deadline_came(&self, key: &RolloutKey) -> Came {
+        let Some(entry) = self.entry(key) else { return Came::Done };
         let now_ms = self.clock.now_ms();
         let mut slot = entry.slot.lock();
-        entry.timer_at_ms.store(u64::MAX, Ordering::Relaxed);
-        let Slot::Live(live) = &mut *slot else { return };
+        self.clear_timer(key, &entry);
+        let Slot::Live(live) = &mut *slot else { return Came::Done };
         while let Some(decision) = live.rollout.due(now_ms) {
+            if decision.may_finalise() && !live.rollout.has_tokens() {
+                return Came::NeedsTokens;
+            }
             tracing::info!(run = %key.run, rollout = %key.rollout, ?decision, "a deadline decided");
             let (_, ended) = self.apply_record(key, live, RolloutRecord::Decision(decision), None);
             if let Some(ended) = ended {
                 let position = live.last_position;
                 *slot = Slot::Ended(ended, position);
-                return;
+                return Came::Done;
             }
         }
         if live.rollout.next_deadline_ms().is_some_and(|deadline| deadline <= now_ms) {
             live.rollout.deadline_passed(now_ms);
         }
         self.set_timer(key, &entry, live);
+        Came::Done
     }
 }

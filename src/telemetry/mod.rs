@@ -40,6 +40,9 @@ pub struct Telemetry {
     in_flight_bytes: Gauge,
     memory_bytes: [Gauge; 2],
     log_bytes: [Gauge; 3],
+    evicted_rollouts: Gauge,
+    evictions: Counter,
+    restore: Histogram,
     replay: [Gauge; 2],
     report_streams: Gauge,
     durable_answer: Histogram,
@@ -64,6 +67,9 @@ impl Telemetry {
             memory_bytes: [&names::RESIDENT_BYTES, &names::MEMORY_BUDGET_BYTES].map(|of| registry.gauge(of, &[])),
             log_bytes: [&names::LOG_BYTES, &names::LOG_BUDGET_BYTES, &names::LOG_QUEUED_BYTES]
                 .map(|of| registry.gauge(of, &[])),
+            evicted_rollouts: registry.gauge(&names::EVICTED_ROLLOUTS, &[]),
+            evictions: registry.counter(&names::EVICTIONS, &[]),
+            restore: registry.histogram(&names::RESTORE_SECONDS, &[]),
             replay: [&names::REPLAY_SECONDS, &names::REPLAY_LEFT_BYTES].map(|of| registry.gauge(of, &[])),
             report_streams: registry.gauge(&names::REPORT_STREAMS, &[]),
             durable_answer: registry.histogram(&names::DURABLE_ANSWER_SECONDS, &[]),
@@ -130,6 +136,17 @@ impl Telemetry {
         let [resident, budget] = &self.memory_bytes;
         resident.set(registry::number(resident_bytes));
         budget.set(registry::number(budget_bytes));
+    }
+
+    /// A rollout's tokens have left memory; it counts among such rollouts for as long as this is held.
+    pub fn evicted(&self) -> Held {
+        self.evictions.increment(1);
+        Held::new(&self.evicted_rollouts, 1)
+    }
+
+    /// A rollout's tokens were read back.
+    pub fn restored(&self, took: Duration) {
+        self.restore.record(took.as_secs_f64());
     }
 
     /// The log takes so many bytes on disk of what it may, and so many are not durable yet.

@@ -84,6 +84,12 @@ metrics! {
         "Bytes that rollouts, groups and tombstones hold in memory.";
     MEMORY_BUDGET_BYTES: GAUGE "hedgerow_memory_budget_bytes" in Bytes by []
         "What these may be before new groups (80 %) and calls (100 %) are refused.";
+    EVICTED_ROLLOUTS: GAUGE "hedgerow_evicted_rollouts" in Count by []
+        "Rollouts whose tokens are in the log only.";
+    EVICTIONS: COUNTER "hedgerow_evictions_total" in Count by []
+        "Times that a rollout's tokens left memory.";
+    RESTORE_SECONDS: IN_SECONDS "hedgerow_restore_seconds" in Seconds by []
+        "How long it took to read a rollout's tokens back from the log, each time.";
     LOG_BYTES: GAUGE "hedgerow_log_bytes" in Bytes by []
         "Bytes of the log's files on disk, with spares.";
     LOG_BUDGET_BYTES: GAUGE "hedgerow_log_budget_bytes" in Bytes by []

@@ -12,7 +12,7 @@ use hedgerow::proto::v1::report_request::Event;
 use hedgerow::store::clock::Clock;
 use hedgerow::store::recovery::{Recovery, read};
 use hedgerow::store::sequencer::Sequencer;
-use hedgerow::store::{Store, StoreOptions};
+use hedgerow::store::{Eviction, Store, StoreOptions};
 use hedgerow::telemetry::Telemetry;
 use prost::Message as _;
 
@@ -87,6 +87,7 @@ fn recover(scratch: &Scratch) -> (f64, u64) {
         clock: Clock::machine(),
         telemetry: Telemetry::new(),
         memory_budget_bytes: hedgerow::limits::MEMORY_BUDGET_BYTES,
+        eviction: Eviction::default(),
     };
     let (store, _commands) = Store::new(options);
     let (begun, before) = (Instant::now(), resident_bytes());

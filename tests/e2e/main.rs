@@ -13,6 +13,7 @@ mod crowds;
 mod disk;
 mod drain;
 mod durability;
+mod evict;
 mod figures;
 mod hostile;
 mod hostile_memory;

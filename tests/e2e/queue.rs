@@ -53,7 +53,7 @@ async fn each_of_several_groups_gets_everything() {
     assert_eq!(second.ack(&made[..1]).await, [AckOutcome::Acknowledged]);
     let answer = worker.report(&reference, finish(1.0)).await;
     assert_eq!(answer.outcome(), AnswerOutcome::AlreadyEnded);
-    let held = service.running.store.look(&crate::service::key(&about("run", "1")), |_| ());
+    let held = service.running.store.show(&crate::service::key(&about("run", "1")), |_| ());
     assert!(held.is_some_and(|held| held.is_ok()), "what is not settled everywhere is no tombstone");
 }
 

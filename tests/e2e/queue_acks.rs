@@ -163,7 +163,7 @@ async fn make_undeliverable(taker: &mut Taker, unit: &str) {
 
 /// Whether the rollout is a tombstone.
 fn is_retired(service: &TestService) -> bool {
-    service.running.store.look(&crate::service::key(&about("run", "x")), |_| ()).is_some_and(|found| found.is_err())
+    service.running.store.show(&crate::service::key(&about("run", "x")), |_| ()).is_some_and(|found| found.is_err())
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use hedgerow::rollout::event::{Decision, RolloutRecord};
 use hedgerow::store::clock::Clock;
 use hedgerow::store::image::{Image, RolloutImage, UnitImage};
 use hedgerow::store::sequencer::Sequencer;
-use hedgerow::store::{Store, StoreOptions};
+use hedgerow::store::{Eviction, Store, StoreOptions};
 use hedgerow::telemetry::Telemetry;
 
 use crate::queue_credit::Dice;
@@ -31,10 +31,11 @@ pub(crate) fn replayed(log: &Arc<MemoryLog>) -> Image {
         clock: Clock::manual(),
         telemetry: Telemetry::new(),
         memory_budget_bytes: hedgerow::limits::MEMORY_BUDGET_BYTES,
+        eviction: Eviction::default(),
     };
     let (store, _commands) = Store::new(options);
     let mut sequencer = Sequencer::new(store);
-    assert_eq!(sequencer.replay(log.as_ref()).unwrap(), Position(before));
+    assert_eq!(sequencer.replay(&(Arc::clone(log) as Arc<dyn Log>)).unwrap(), Position(before));
     assert_eq!(length(log), before, "a replay logs nothing");
     sequencer.image()
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hedgerow::queue::UnitId;
 use hedgerow::rpc::convert::parts::UnitParts;
+use hedgerow::store::Store;
 use hedgerow::store::sequencer::{AckOutcome, UnitDelivery};
 
 use crate::service::{Row, Unit};
@@ -27,18 +28,21 @@ pub(crate) struct Ask {
     units: Vec<(String, bool)>,
 }
 
-/// The rows of a unit, from the messages that a trainer would be sent.
-pub(crate) fn gather(delivery: UnitDelivery) -> Result<Unit, String> {
+/// The rows of a unit, from the messages that a trainer would be sent; none if its rollout has ended.
+pub(crate) async fn gather(store: &Store, delivery: UnitDelivery) -> Result<Option<Unit>, String> {
     let mut unit = Unit::default();
     let mut whole = false;
-    for part in UnitParts::of(delivery) {
+    let rows = &delivery.rows;
+    let rollout = store.with_tokens(&rows.about.key(), &rows.finalised).await.map_err(|refusal| refusal.to_string())?;
+    let Some(rollout) = rollout else { return Ok(None) };
+    for part in UnitParts::of(delivery, rollout) {
         if whole {
             return Err("there is more after the last part".to_owned());
         }
         whole = part.last;
         unit.take(part);
     }
-    if whole { Ok(unit) } else { Err("it has no last part".to_owned()) }
+    if whole { Ok(Some(unit)) } else { Err("it has no last part".to_owned()) }
 }
 
 impl Applied {

@@ -9,6 +9,7 @@ use hedgerow::log::segments::faulty::Fault;
 use hedgerow::log::segments::{Drive, Durability, Options};
 use hedgerow::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
 use hedgerow::rollout::settings::{AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, RolloutSettings};
+use hedgerow::store::Eviction;
 
 use crate::case::{AgentsWithoutList, OnBrokenLink, Settings, SharedCallOwner};
 
@@ -25,6 +26,8 @@ pub(crate) const IDLE_MS: u64 = 60 * MINUTE_MS;
 pub(crate) struct Character {
     pub(crate) log: Options,
     pub(crate) memory_budget_bytes: u64,
+    /// When tokens leave memory: never, at once, or when it has become short.
+    pub(crate) eviction: Eviction,
     pub(crate) rollouts: usize,
     pub(crate) workers: usize,
     pub(crate) streams: usize,
@@ -111,6 +114,7 @@ impl Character {
                 0 => 96 << 10,
                 _ => limits::MEMORY_BUDGET_BYTES,
             },
+            eviction: eviction(chance),
             rollouts: 1 + chance.below(7),
             workers: 1 + chance.below(3),
             streams: 1 + chance.below(3),
@@ -127,6 +131,15 @@ impl Character {
             settings: Arc::new(settings),
             model,
         }
+    }
+}
+
+fn eviction(chance: &mut SplitMix64) -> Eviction {
+    let above_percent = [limits::MEMORY_EVICT_PERCENT, 0, 0, 2][chance.below(4)];
+    Eviction {
+        idle_above_percent: above_percent.min(limits::MEMORY_EVICT_IDLE_PERCENT),
+        above_percent,
+        rollout_bytes_min: 0,
     }
 }
 

@@ -64,8 +64,8 @@ pub(crate) fn all_has_ended(world: &World, life: &Life) -> Result<(), String> {
     match standing(world, &life.store)?.iter().find(|standing| !has_ended(standing)) {
         None => Ok(()),
         Some(open) => {
-            let look = |open: &mut Rollout| format!("until {:?}, {:?}", open.next_deadline_ms(), status::missing(open));
-            let waits = life.store.look(&key(world, open.rollout), look);
+            let look = |open: &Rollout| format!("until {:?}, {:?}", open.next_deadline_ms(), status::missing(open));
+            let waits = life.store.show(&key(world, open.rollout), |view| look(view.rollout));
             Err(format!("{} has not ended: {waits:?}", world.plan.rollouts[open.rollout].id))
         }
     }
@@ -81,7 +81,7 @@ fn standing(world: &World, store: &Store) -> Result<Vec<Standing>, String> {
             (Some(there), newest) if newest == Some(there) || model.may_be_open(rollout, there) => there,
             other => return Err(format!("rollout {} is at (attempt, newest accepted) {other:?}", planned.id)),
         };
-        let state = match store.look(&key, |open| open.finalised().is_some()) {
+        let state = match store.show(&key, |view| view.rollout.finalised().is_some()) {
             Some(Ok(true)) => State::Finalised,
             Some(Ok(false)) => State::Open,
             Some(Err(ended)) => State::Ended(ended),
@@ -313,7 +313,7 @@ pub(crate) fn memory(field: &mut Field) {
     }
     let mut groups: BTreeMap<&String, u64> = BTreeMap::new();
     for (rollout, planned) in world.plan.rollouts.iter().enumerate() {
-        if let (Some(group), Some(_)) = (&planned.group, life.store.look(&key(&world, rollout), |_| ())) {
+        if let (Some(group), Some(_)) = (&planned.group, life.store.show(&key(&world, rollout), |_| ())) {
             *groups.entry(group).or_default() += 1;
         }
     }

@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use hedgerow::log::segments::SegmentError;
 use hedgerow::log::segments::faulty::{Fault, FaultyStorage};
+use hedgerow::log::segments::{ReadError, SegmentError};
 use hedgerow::log::{Log, LogError, Position, Record};
 use hedgerow::store::image::Image;
 use hedgerow::store::sequencer::Command;
@@ -119,8 +119,12 @@ impl Field {
                 Err(error) => {
                     self.world.say("service", format_args!("does not open: {error}"));
                     self.world.count("openings failed", 1);
-                    let is_told =
-                        matches!(error, LogError::Segments(SegmentError::Io { .. } | SegmentError::Full { .. }));
+                    let is_told = matches!(
+                        error,
+                        LogError::Segments(SegmentError::Io { .. } | SegmentError::Full { .. })
+                            | LogError::Read(ReadError::Io { .. })
+                            | LogError::NotRestored(_)
+                    );
                     if !is_told || (attempt > 0 && opening.is_some()) || attempt > 1 {
                         self.world.fail(format!("the log does not open: {error}"));
                         return false;
@@ -196,6 +200,7 @@ impl Field {
     fn live(&mut self, ending: Ending) {
         if let By::Disk { fault, in_operations, .. } = ending.by {
             self.disk.fail_in(in_operations, fault);
+            self.world.disk_may_fail.set(true);
         }
         let mut left = ending.steps;
         let mut has_failed = false;
@@ -341,6 +346,7 @@ impl Field {
         self.disk.set_capacity_bytes(u64::MAX);
         self.executor.end(|_| true);
         self.life = None;
+        self.world.disk_may_fail.set(false);
         // Time while nobody serves expires nothing.
         let away_ms = [0, 1000, 2 * IDLE_MS][self.world.below(3)];
         self.world.advance(away_ms);

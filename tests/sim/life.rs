@@ -1,4 +1,4 @@
-//! One life of the service: the store, its sequencing task and timers, on the log of the faulty disk.
+//! One life of the service: the store, its sequencing task, timers and reader, on the log of the faulty disk.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -55,6 +55,7 @@ pub(crate) fn open(world: &World, disk: &FaultyStorage, telemetry: &Arc<Telemetr
         clock: world.clock.clone(),
         telemetry: Arc::clone(telemetry),
         memory_budget_bytes: world.character.memory_budget_bytes,
+        eviction: world.character.eviction,
     });
     let sequencer = Sequencer::new(Arc::clone(&store));
     let storage = Arc::new(disk.clone());
@@ -66,7 +67,7 @@ impl Life {
     /// Begins to serve.
     pub(crate) fn begin(world: &Rc<World>, opened: Opened) -> Rc<Self> {
         let Opened { recovery, store, commands } = opened;
-        let log = Arc::new(recovery.log);
+        let log = recovery.log;
         store.open_log(Arc::clone(&log) as Arc<dyn Log>, recovery.last);
         let (stop, stops) = oneshot::channel::<()>();
         let stopped: Rc<RefCell<Option<Sequencer>>> = Rc::default();
@@ -77,6 +78,14 @@ impl Life {
         });
         let timed = Arc::clone(&store);
         world.spawner.spawn(Owner::Service, async move { timed.run_timers().await });
+        let (reads, mut readings) = (Arc::clone(&store), store.readings());
+        world.spawner.spawn(Owner::Service, async move {
+            while let Some(reading) = readings.recv().await {
+                if let Some(command) = reads.serve_reading(reading) {
+                    reads.command(command).await;
+                }
+            }
+        });
         Rc::new(Self {
             store,
             log,

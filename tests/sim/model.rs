@@ -35,7 +35,7 @@ impl Said {
 
     /// Whether it is to be sent again, for nothing was decided.
     pub(crate) fn is_for_later(&self) -> bool {
-        matches!(self, Self::Refused(Reason::LogFull | Reason::MemoryFull | Reason::Draining))
+        matches!(self, Self::Refused(Reason::LogFull | Reason::MemoryFull | Reason::LogUnreadable | Reason::Draining))
     }
 }
 

@@ -31,7 +31,7 @@ const LINES_SHOWN: usize = 25;
 const KEPT: &str = include_str!("seeds.txt");
 
 /// What must have happened among some hundreds of seeds: a simulation that reaches none of it proves little.
-const REACHED: [&str; 43] = [
+const REACHED: [&str; 44] = [
     "accepted",
     "acknowledged",
     "acknowledged before",
@@ -74,6 +74,7 @@ const REACHED: [&str; 43] = [
     "trainers died",
     "units given again",
     "units held again",
+    "units read back",
     "workers died",
 ];
 

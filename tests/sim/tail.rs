@@ -68,13 +68,14 @@ async fn watch(world: &Rc<World>, life: &Rc<Life>) {
         };
         let Some(news) = news else { break };
         match news {
-            ToConsumer::Unit(delivery) => match applied::gather(*delivery) {
-                Ok(unit) => {
+            ToConsumer::Unit(delivery) => match applied::gather(&store, *delivery).await {
+                Ok(None) => world.count("rows missed by tails", 1),
+                Ok(Some(unit)) => {
                     world.say("tail", format_args!("sees {}", unit.unit_id));
                     world.count("rows seen by tails", unit.rows.len());
                     world.seen.borrow_mut().extend(unit.rows);
                 }
-                Err(fault) => world.fail(format!("tail: {fault}")),
+                Err(fault) => world.check_readable(format_args!("tail: {fault}")),
             },
             ToConsumer::Skipped { units } => world.count("units skipped", usize::try_from(units).unwrap_or(0)),
             ToConsumer::Ended(refusal) => world.fail(format!("a tail is ended: {refusal}")),

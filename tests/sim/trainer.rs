@@ -201,7 +201,7 @@ impl Member {
             };
             match news {
                 Some(news) => {
-                    if let Some(end) = self.take(news) {
+                    if let Some(end) = self.take(news).await {
                         return end;
                     }
                 }
@@ -215,9 +215,9 @@ impl Member {
     }
 
     /// Takes what it is sent.
-    fn take(&mut self, news: ToConsumer) -> Option<End> {
+    async fn take(&mut self, news: ToConsumer) -> Option<End> {
         match news {
-            ToConsumer::Unit(delivery) => self.unit(*delivery),
+            ToConsumer::Unit(delivery) => return self.unit(*delivery).await,
             ToConsumer::Acks(results) => {
                 let judged = match self.asks.pop_front() {
                     Some(ask) => self.applied().borrow_mut().answered(&ask, &results),
@@ -257,19 +257,26 @@ impl Member {
         None
     }
 
-    fn unit(&mut self, delivery: UnitDelivery) {
+    async fn unit(&mut self, delivery: UnitDelivery) -> Option<End> {
         let number = delivery.delivery_number;
         self.world.count(if number > 1 { "units given again" } else { "units given" }, 1);
-        match applied::gather(delivery) {
-            Ok(unit) => {
+        let read_back = !delivery.rows.finalised.now().has_tokens();
+        self.world.count("units read back", usize::from(read_back));
+        match applied::gather(&self.life.store, delivery).await {
+            Ok(None) => self.world.count("units passed over", 1),
+            Ok(Some(unit)) => {
                 let digest = xxhash_rust::xxh3::xxh3_64(format!("{:?}", unit.rows).as_bytes());
                 self.say(format_args!("takes {} #{number} {digest:016x}", unit.unit_id));
                 let judged = self.applied().borrow().judge(&unit, self.settled_count);
                 self.world.check(format_args!("{}, {}", self.name, unit.unit_id), judged);
                 self.fresh.push(unit);
             }
-            Err(fault) => self.world.fail(format!("{}: {fault}", self.name)),
+            Err(fault) => {
+                self.world.check_readable(format_args!("{}: {fault}", self.name));
+                return Some(End::Again);
+            }
         }
+        None
     }
 
     /// Does something with what it has.

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use hedgerow::error::Reason;
 use hedgerow::log::Position;
 use hedgerow::store::effect::Notice;
 use hedgerow::store::{ReporterId, Store};
@@ -186,6 +187,9 @@ impl<'a> Stream<'a> {
         self.life.answered(position.0);
         if let Said::Refused(reason) = &said {
             self.world.count(reason.as_str(), 1);
+            if *reason == Reason::LogUnreadable {
+                self.world.check_readable(self.name);
+            }
         }
         if said.is_for_later() {
             // While the service stops, it is sent to the next.

@@ -35,6 +35,8 @@ pub(crate) struct World {
     pub(crate) seen: RefCell<Vec<Row>>,
     /// Nothing goes wrong any more, and everybody comes to an end.
     pub(crate) calm: Cell<bool>,
+    /// The disk may have failed, so that nothing can be read from it.
+    pub(crate) disk_may_fail: Cell<bool>,
     pub(crate) runs: RefCell<Runs>,
     chance: RefCell<SplitMix64>,
     trace: RefCell<Trace>,
@@ -68,6 +70,7 @@ impl World {
             applied,
             seen: RefCell::default(),
             calm: Cell::new(false),
+            disk_may_fail: Cell::new(false),
             runs: RefCell::default(),
             chance: RefCell::new(chance),
             trace: RefCell::new(Trace { digest: Xxh3::new(), lines: keeps_lines.then(Vec::new) }),
@@ -130,6 +133,14 @@ impl World {
     pub(crate) fn check(&self, what: impl Display, result: Result<(), String>) {
         if let Err(fault) = result {
             self.fail(format!("{what}: {fault}"));
+        }
+    }
+
+    /// The log does not give back what it holds: a fault, unless the disk has failed.
+    pub(crate) fn check_readable(&self, what: impl Display) {
+        self.count("not read back", 1);
+        if !self.disk_may_fail.get() {
+            self.fail(format!("{what}, and the disk has not failed"));
         }
     }
 

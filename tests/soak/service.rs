@@ -52,7 +52,7 @@ impl Soaked {
         files.filter_map(|file| file.metadata().ok()).map(|data| data.len()).sum()
     }
 
-    /// What its metrics say of this gauge.
+    /// What its metrics say of this gauge or counter.
     async fn gauge(&self, name: &str) -> f64 {
         let mut text = String::new();
         let asked = async {
@@ -81,6 +81,8 @@ pub(crate) struct Usage {
     pub(crate) counted_bytes_max: u64,
     pub(crate) resident_bytes_max: u64,
     pub(crate) log_bytes_max: u64,
+    /// Times that a rollout's tokens have left memory.
+    pub(crate) evictions: u64,
     now: (u64, u64, u64),
 }
 
@@ -89,6 +91,7 @@ impl Usage {
     pub(crate) async fn look(&mut self, soaked: &Soaked) {
         tokio::time::sleep(Duration::from_millis(LOOK_MS)).await;
         let counted = soaked.gauge("hedgerow_resident_bytes").await as u64;
+        self.evictions = soaked.gauge("hedgerow_evictions_total").await as u64;
         self.now = (counted, soaked.served.resident_bytes(), soaked.log_bytes());
         self.counted_bytes_max = self.counted_bytes_max.max(self.now.0);
         self.resident_bytes_max = self.resident_bytes_max.max(self.now.1);

@@ -237,12 +237,10 @@ impl SegmentLog {
         Reader::new(Arc::clone(&self.shared), from)
     }
 
-    /// One durable frame.
-    ///
-    /// # Errors
-    /// If it is not kept, not durable, or cannot be read.
-    pub fn read_one(&self, position: Position) -> Result<StoredFrame, ReadError> {
-        read::read_one(&self.shared, position)
+    /// Reads durable frames here and there.
+    #[must_use]
+    pub fn look_up(&self) -> Reader {
+        Reader::here_and_there(Arc::clone(&self.shared))
     }
 
     /// Does the next thing of the writer and of the keeper, for a log that is driven by hand; false if there was

@@ -95,11 +95,13 @@ impl Progress {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
-    pub(super) fn begin(&self, total_bytes: u64) {
+    /// There is so much to read.
+    pub fn begin(&self, total_bytes: u64) {
         self.total_bytes.store(total_bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn reached(&self, bytes: u64) {
+    /// So much of it was read.
+    pub fn reached(&self, bytes: u64) {
         self.read_bytes.store(bytes, Ordering::Relaxed);
     }
 }

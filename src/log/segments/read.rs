@@ -31,7 +31,7 @@ pub struct StoredFrame {
     pub payload: Bytes,
 }
 
-/// Durable frames in order; see [`super::SegmentLog::read`].
+/// Durable frames, in order ([`super::SegmentLog::read`]) or here and there ([`super::SegmentLog::look_up`]).
 pub struct Reader {
     shared: Arc<Shared>,
     next: u64,
@@ -49,24 +49,49 @@ struct Place {
     batch_end: u64,
 }
 
-/// One durable frame.
-pub(super) fn read_one(shared: &Arc<Shared>, position: Position) -> Result<StoredFrame, ReadError> {
-    if position > *shared.durable.borrow() {
-        return Err(ReadError::NotDurable(position));
-    }
-    let mut reader = Reader::new(Arc::clone(shared), position)?;
-    reader.piece_bytes = limits::LOG_INDEX_STRIDE_BYTES as usize;
-    match reader.next_frame()? {
-        Some(frame) if frame.position == position => Ok(frame),
-        _ => Err(ReadError::NotKept(position)),
-    }
-}
-
 impl Reader {
     pub(super) fn new(shared: Arc<Shared>, from: Position) -> Result<Self, ReadError> {
         let reader = Self { shared, next: from.0, durable_through: 0, at: None, piece_bytes: limits::LOG_BATCH_BYTES };
         reader.check_kept()?;
         Ok(reader)
+    }
+
+    /// For frames here and there, which are read in small pieces.
+    pub(super) fn here_and_there(shared: Arc<Shared>) -> Self {
+        let piece_bytes = limits::LOG_INDEX_STRIDE_BYTES as usize;
+        Self { shared, next: 0, durable_through: 0, at: None, piece_bytes }
+    }
+
+    /// The frame at this position. Those that are asked for in order cost no more than to read what is between, and what lies far
+    /// between is passed over.
+    ///
+    /// # Errors
+    /// If it is not durable, not kept any more, or cannot be read.
+    pub fn frame_at(&mut self, position: Position) -> Result<StoredFrame, ReadError> {
+        if position > *self.shared.durable.borrow() {
+            return Err(ReadError::NotDurable(position));
+        }
+        self.pass_on_to(position);
+        match self.next_frame()? {
+            Some(frame) if frame.position == position => Ok(frame),
+            Some(_) | None => Err(ReadError::NotKept(position)),
+        }
+    }
+
+    /// Reads on from this position.
+    fn pass_on_to(&mut self, position: Position) {
+        let is_behind = self.next > position.0;
+        self.next = position.0;
+        let Some(mut place) = self.at.take().filter(|_| !is_behind) else { return };
+        match locate(&self.shared.table.lock().segments, position.0) {
+            Some((number, known)) if number == place.number => {
+                if u64::from(known.offset) > place.offset {
+                    (place.offset, place.batch_end) = (u64::from(known.offset), u64::from(known.batch_end));
+                }
+                self.at = Some(place);
+            }
+            Some(_) | None => {}
+        }
     }
 
     /// Whether the next frame was not let go of.

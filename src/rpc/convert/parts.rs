@@ -65,9 +65,9 @@ pub struct UnitParts {
 }
 
 impl UnitParts {
-    /// A unit that goes out, in messages of the size that goes to trainers.
+    /// A unit of this rollout that goes out, in messages of the size that goes to trainers.
     #[must_use]
-    pub fn of(delivery: UnitDelivery) -> Self {
+    pub fn of(delivery: UnitDelivery, rollout: Arc<FinalisedRollout>) -> Self {
         let UnitDelivery { unit, kind, rows, tokens, delivery_number } = delivery;
         let head = UnitHead {
             unit_id: unit.as_str().to_owned(),
@@ -81,7 +81,7 @@ impl UnitParts {
         };
         let planned = rows.planned();
         let identity = RowIdentity { run: rows.about.run, rollout: rows.about.rollout, attempt: rows.about.attempt };
-        let rows = UnitRows { rollout: rows.rollout, identity, finalised_unix_ms: rows.finalised_unix_ms, planned };
+        let rows = UnitRows { rollout, identity, finalised_unix_ms: rows.finalised_unix_ms, planned };
         Self::new(&head, rows)
     }
 

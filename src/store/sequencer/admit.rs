@@ -152,11 +152,16 @@ impl Sequencer {
             run: Arc::clone(&run.shared),
             rollout: Rollout::new(settings, reference.group.clone(), now_ms),
             settings_version,
-            records: 0,
+            positions: Vec::new(),
             opened_unix_ms: unix_ms,
             heard_unix_ms: unix_ms,
             finalised_unix_ms: None,
             finalised_position: None,
+            finalised: None,
+            used_ms: now_ms,
+            listed: None,
+            is_awaited: false,
+            evicted: None,
             refused_requests: 0,
             last_position: position,
             reporters: HashMap::new(),
@@ -232,7 +237,9 @@ impl Sequencer {
             };
             live.last_position = self.log(&logged, None);
             live.rollout.apply(record, self.store.clock.now_ms());
-            live.records += 1;
+            if self.store.keeps_records() {
+                live.positions.push(live.last_position);
+            }
             self.repeat_group_size(&key.run, &group);
         }
         if let Some(size) = admission.group_size {

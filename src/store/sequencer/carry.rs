@@ -29,7 +29,8 @@ use super::{RunState, Sequencer};
 pub(in crate::store) struct Copying {
     begins: Position,
     copy: CopyBegins,
-    records_left: usize,
+    /// Where its records stand that have come.
+    positions: Vec<Position>,
     /// None if the rollout is known anyway.
     records: Option<Vec<(u64, RolloutRecord)>>,
 }
@@ -79,7 +80,7 @@ impl Sequencer {
                 rollouts = wanted.len(),
                 "rollouts are in the way of letting go of the log"
             );
-            self.carrying.is_reading = self.store.read_back(Reading { log, wanted });
+            self.carrying.is_reading = self.store.read_back(Reading::Carry(wanted));
         }
     }
 
@@ -94,7 +95,7 @@ impl Sequencer {
             if !wanted.is_empty() && bytes > limits::LOG_CARRIED_BYTES {
                 break;
             }
-            wanted.push(Wanted { key, attempt: live.attempt, home, records: live.records as usize });
+            wanted.push(Wanted { key, attempt: live.attempt, home, positions: live.positions.clone() });
         }
         wanted
     }
@@ -111,11 +112,11 @@ impl Sequencer {
     }
 
     fn carry_one(&mut self, gathered: Gathered) -> bool {
-        let Gathered { wanted: Wanted { key, attempt, home, records }, group, opened_unix_ms, frames } = gathered;
+        let Gathered { wanted: Wanted { key, attempt, home, positions }, group, opened_unix_ms, frames } = gathered;
         let Some(entry) = self.store.entry(&key) else { return false };
-        let slot = entry.slot.lock();
-        let Slot::Live(live) = &*slot else { return false };
-        if live.attempt != attempt || live.share.home() != home || live.records as usize != records {
+        let mut slot = entry.slot.lock();
+        let Slot::Live(live) = &mut *slot else { return false };
+        if live.attempt != attempt || live.share.home() != home || live.positions != positions {
             return false;
         }
         let Some(run) = self.runs.get(&key.run) else { return false };
@@ -127,15 +128,14 @@ impl Sequencer {
             settings_version: live.settings_version,
             settings: Arc::clone(&facts.settings),
             opened_unix_ms,
-            records: live.records,
+            records: u32::try_from(positions.len()).unwrap_or(u32::MAX),
             given_to,
             finalised: live.finalised_position,
         };
         let begins = Record::RolloutCopyBegins(Box::new(begins));
         let new_home = self.log(&begins, None);
-        for frame in frames {
-            self.store.journal.append(frame, None);
-        }
+        live.positions = frames.into_iter().map(|frame| self.store.journal.append(frame, None)).collect();
+        live.last_position = live.positions.last().copied().unwrap_or(new_home);
         live.share.move_home(new_home);
         self.needed.ended(home);
         self.needed.opened(new_home, &key);
@@ -148,7 +148,7 @@ impl Sequencer {
 
 /// What consumer groups have of a rollout; none if it is finalised and not known as such yet.
 fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
-    let Some(finalised) = live.rollout.finalised() else { return Some(Vec::new()) };
+    let Some(finalised) = &live.finalised else { return Some(Vec::new()) };
     let (number, _) = run.retained.iter().find(|(_, retained)| retained.is_of(finalised))?;
     let lasting = run.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
     let copied = lasting.filter_map(|(name, group)| {
@@ -177,16 +177,20 @@ impl Sequencer {
         let known = self.store.entry(&key).is_some_and(
             |entry| matches!(&*entry.slot.lock(), Slot::Live(live) if live.attempt == copy.reference.attempt),
         );
-        let records_left = copy.records as usize;
         let records = (!known).then(Vec::new);
-        self.copying.insert(key.clone(), Copying { begins: position, copy, records_left, records });
+        self.copying.insert(key.clone(), Copying { begins: position, copy, positions: Vec::new(), records });
         self.end_copy_if_whole(&key);
     }
 
     /// A record of a copy. Only in replay.
-    pub(in crate::store) fn replay_copied(&mut self, key: &RolloutKey, unix_ms: u64, record: RolloutRecord) {
+    pub(in crate::store) fn replay_copied(
+        &mut self,
+        key: &RolloutKey,
+        position: Position,
+        (unix_ms, record): (u64, RolloutRecord),
+    ) {
         let Some(copying) = self.copying.get_mut(key) else { return };
-        copying.records_left = copying.records_left.saturating_sub(1);
+        copying.positions.push(position);
         if let Some(records) = &mut copying.records {
             records.push((unix_ms, record));
         }
@@ -194,14 +198,15 @@ impl Sequencer {
     }
 
     fn end_copy_if_whole(&mut self, key: &RolloutKey) {
-        if self.copying.get(key).is_none_or(|copying| copying.records_left > 0) {
+        if self.copying.get(key).is_none_or(|copying| copying.positions.len() < copying.copy.records as usize) {
             return;
         }
-        let Some(Copying { begins, copy, records, .. }) = self.copying.remove(key) else { return };
-        match records {
-            None => self.rehome(key, copy.reference.attempt, begins),
-            Some(records) => self.open_copy(key, begins, copy, records),
+        let Some(Copying { begins, copy, positions, records }) = self.copying.remove(key) else { return };
+        let attempt = copy.reference.attempt;
+        if let Some(records) = records {
+            self.open_copy(key, begins, copy, records);
         }
+        self.rehome(key, attempt, (begins, positions));
     }
 
     /// Where the record stood first that finalised the rollout whose copy is read, if that is said.
@@ -210,10 +215,11 @@ impl Sequencer {
     }
 
     /// A known rollout's records begin there now.
-    fn rehome(&mut self, key: &RolloutKey, attempt: u32, home: Position) {
+    fn rehome(&mut self, key: &RolloutKey, attempt: u32, (home, positions): (Position, Vec<Position>)) {
         let Some(entry) = self.store.entry(key) else { return };
-        let Slot::Live(live) = &*entry.slot.lock() else { return };
+        let Slot::Live(live) = &mut *entry.slot.lock() else { return };
         if live.attempt == attempt {
+            live.positions = positions;
             self.needed.ended(live.share.home());
             self.needed.opened(home, key);
             live.share.move_home(home);

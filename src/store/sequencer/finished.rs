@@ -13,7 +13,8 @@ use crate::rollout::event::{Discarded, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{RunSettings, StartPosition};
 use crate::telemetry::{EndReason, RolloutEnd};
 
-use super::super::effect::{Ended, Outcome};
+use super::super::effect::{Ended, FinalisedNow, Outcome};
+use super::super::evict::Finalised;
 use super::super::memory::Share;
 use super::super::{RolloutKey, Slot, figures};
 use super::{LeftOut, Sequencer, ToConsumer, Tombstone};
@@ -23,7 +24,8 @@ use super::{LeftOut, Sequencer, ToConsumer, Tombstone};
 pub struct Retained {
     pub(super) key: Option<RolloutKey>,
     attempt: u32,
-    rollout: Arc<FinalisedRollout>,
+    finalised: Arc<Finalised>,
+    group: Option<GroupId>,
     unix_ms: u64,
     at_ms: u64,
     plans: Vec<Arc<PolicyPlan>>,
@@ -36,7 +38,7 @@ pub struct UnitRows {
     /// The rollout and attempt that they are of.
     pub about: RolloutRef,
     /// The rollout.
-    pub rollout: Arc<FinalisedRollout>,
+    pub finalised: Arc<Finalised>,
     /// When it was finalised, milliseconds since the Unix epoch.
     pub finalised_unix_ms: u64,
     /// When it was finalised, on the store's clock.
@@ -61,21 +63,26 @@ impl UnitRows {
 }
 
 impl Retained {
-    /// A rollout that was finalised at this time: milliseconds since the Unix epoch, and of the store's clock.
-    pub(super) fn new(
-        attempt: u32,
-        rollout: Arc<FinalisedRollout>,
-        (unix_ms, at_ms): (u64, u64),
-        share: Arc<Share>,
-    ) -> Self {
+    /// A rollout that was just finalised.
+    fn new(attempt: u32, now: &FinalisedNow) -> Self {
+        let FinalisedNow { rollout, finalised, unix_ms, at_ms, share } = now;
         let plans: Vec<_> = rollout.policies().iter().map(|policy| Arc::new(rollout.plan(policy, None))).collect();
         share.add(plans.iter().map(|plan| plan_bytes(plan)).sum());
-        Self { key: None, attempt, rollout, unix_ms, at_ms, plans, share }
+        Self {
+            key: None,
+            attempt,
+            finalised: Arc::clone(finalised),
+            group: rollout.facts().group.clone(),
+            unix_ms: *unix_ms,
+            at_ms: *at_ms,
+            plans,
+            share: Arc::clone(share),
+        }
     }
 
     /// Whether it is this one.
-    pub(super) fn is_of(&self, rollout: &Arc<FinalisedRollout>) -> bool {
-        Arc::ptr_eq(&self.rollout, rollout)
+    pub(super) fn is_of(&self, finalised: &Arc<Finalised>) -> bool {
+        Arc::ptr_eq(&self.finalised, finalised)
     }
 
     /// Rows of all policies, whatever their length.
@@ -84,20 +91,24 @@ impl Retained {
     }
 
     /// The plans that a consumer group takes of it, by policy.
-    fn plans_for(&self, definition: &GroupDefinition) -> Vec<Arc<PolicyPlan>> {
+    fn plans_for(&self, definition: &GroupDefinition, rollout: &FinalisedRollout) -> Vec<Arc<PolicyPlan>> {
         let takes = |policy: &Name| definition.policy.as_ref().is_none_or(|taken| taken == policy.as_str());
         if definition.policy.is_none() && definition.max_row_tokens.is_none() {
             self.plans.clone()
         } else {
             let policies = self.plans.iter().map(|plan| &plan.policy).filter(|policy| takes(policy));
-            policies.map(|policy| Arc::new(self.rollout.plan(policy, definition.max_row_tokens))).collect()
+            policies.map(|policy| Arc::new(rollout.plan(policy, definition.max_row_tokens))).collect()
         }
     }
 
     /// Which rollout and attempt it is.
     fn about(&self, key: &RolloutKey) -> RolloutRef {
-        let group = self.rollout.facts().group.clone();
-        RolloutRef { run: key.run.clone(), group, rollout: key.rollout.clone(), attempt: self.attempt }
+        RolloutRef {
+            run: key.run.clone(),
+            group: self.group.clone(),
+            rollout: key.rollout.clone(),
+            attempt: self.attempt,
+        }
     }
 
     /// The units of these plans of it that a consumer group gets. What they hold in memory is counted, where the group is not
@@ -106,9 +117,9 @@ impl Retained {
         &self,
         key: &RolloutKey,
         definition: &GroupDefinition,
-        plans: &[Arc<PolicyPlan>],
+        (rollout, plans): (&FinalisedRollout, &[Arc<PolicyPlan>]),
     ) -> Vec<NewUnit<UnitRows>> {
-        let units = self.new_units(key, definition, plans);
+        let units = self.new_units(key, definition, (rollout, plans));
         if !definition.ephemeral {
             let of_unit = |unit: &NewUnit<UnitRows>| limits::UNIT_BYTES + unit.id.as_str().len() as u64;
             let own = plans.iter().filter(|plan| !self.plans.iter().any(|shared| Arc::ptr_eq(shared, plan)));
@@ -122,12 +133,12 @@ impl Retained {
         &self,
         key: &RolloutKey,
         definition: &GroupDefinition,
-        plans: &[Arc<PolicyPlan>],
+        (rollout, plans): (&FinalisedRollout, &[Arc<PolicyPlan>]),
     ) -> Vec<NewUnit<UnitRows>> {
         let about = self.about(key);
         let unit = |only| UnitRows {
             about: about.clone(),
-            rollout: Arc::clone(&self.rollout),
+            finalised: Arc::clone(&self.finalised),
             finalised_unix_ms: self.unix_ms,
             finalised_at_ms: self.at_ms,
             plans: plans.to_vec(),
@@ -141,7 +152,7 @@ impl Retained {
                     .enumerate()
                     .flat_map(|(at, plan)| plan.rows.iter().enumerate().map(move |row| (at, plan, row)));
                 let new = rows.map(|(at, plan, (place, row))| {
-                    let leaf = self.rollout.facts().forest.call(row.leaf).id();
+                    let leaf = rollout.facts().forest.call(row.leaf).id();
                     let id = row_id(&key.run, &key.rollout, self.attempt, &plan.policy, leaf);
                     let (tokens, payload) = (u64::from(row.tokens), unit(Some((at, place))));
                     NewUnit { id: UnitId::new(id), tokens, rows: 1, payload }
@@ -177,19 +188,21 @@ fn plan_bytes(plan: &PolicyPlan) -> u64 {
 
 impl Sequencer {
     /// Queues the rows of a rollout that was finalised.
-    pub(super) fn finalised(&mut self, key: RolloutKey, mut retained: Retained) {
-        if !self.is_current(&key, &retained) {
+    pub(super) fn finalised(&mut self, key: RolloutKey, attempt: u32, now: &FinalisedNow) {
+        let (rollout, mut retained) = (&now.rollout, Retained::new(attempt, now));
+        // Its run may have been deleted meanwhile.
+        if !self.store.holds(&key, &now.finalised) {
             return;
         }
         let is_counted = self.is_counted();
         let Some(run) = self.runs.get_mut(&key.run) else { return };
-        if let Some(group) = &retained.rollout.facts().group {
+        if let Some(group) = &retained.group {
             run.shared.watchers.group_changes(group);
-            run.groups.change(group, |group| group.closed(&key.rollout, retained.attempt, Member::Finalised));
+            run.groups.change(group, |group| group.closed(&key.rollout, attempt, Member::Finalised));
         }
-        figures::finalised(&run.shared.metrics, &retained.rollout, retained.plans.iter().map(Arc::as_ref));
+        figures::finalised(&run.shared.metrics, rollout, retained.plans.iter().map(Arc::as_ref));
         if !is_counted {
-            run.ledger.finalised(&retained.rollout, &retained.plans);
+            run.ledger.finalised(rollout, &retained.plans);
         }
         retained.key = Some(key.clone());
         let number = run.finalised_count;
@@ -199,11 +212,11 @@ impl Sequencer {
         let mut news = Vec::new();
         let gives_to = |name: &str| self.gives_only_to.as_ref().is_none_or(|only| only.contains(name));
         for (name, group) in run.queue.groups_mut().filter(|(name, _)| gives_to(name)) {
-            let plans = retained.plans_for(group.definition());
-            let units = retained.units(&key, group.definition(), &plans);
+            let plans = retained.plans_for(group.definition(), rollout);
+            let units = retained.units(&key, group.definition(), (rollout, &plans));
             let name = name.to_owned();
             if !group.definition().ephemeral && !is_counted {
-                run.ledger.given(&name, &retained.rollout, &plans);
+                run.ledger.given(&name, rollout, &plans);
             }
             news.extend(left_out(&plans).map(|what| (name.clone(), what)));
             effects.extend(group.push(number, units, now_ms).into_iter().map(|effect| (name.clone(), effect)));
@@ -219,16 +232,6 @@ impl Sequencer {
         }
         if !has_rows {
             self.retire_if_settled(&key.run, number, true);
-        }
-    }
-
-    /// Whether the rollout's place still holds this finalised rollout: its run may have been deleted meanwhile.
-    fn is_current(&self, key: &RolloutKey, retained: &Retained) -> bool {
-        let Some(entry) = self.store.entry(key) else { return false };
-        let slot = entry.slot.lock();
-        match &*slot {
-            Slot::Live(live) => live.rollout.finalised().is_some_and(|rollout| Arc::ptr_eq(rollout, &retained.rollout)),
-            Slot::Ended(..) | Slot::Removed => false,
         }
     }
 
@@ -279,10 +282,12 @@ impl Sequencer {
         if from_earliest {
             for (number, retained) in &run.retained {
                 if let Some(key) = &retained.key {
-                    let plans = retained.plans_for(&definition);
-                    effects.extend(group.push(*number, retained.units(key, &definition, &plans), now_ms));
+                    // What is left of it without its tokens does for this.
+                    let rollout = retained.finalised.now();
+                    let plans = retained.plans_for(&definition, &rollout);
+                    effects.extend(group.push(*number, retained.units(key, &definition, (&rollout, &plans)), now_ms));
                     if !definition.ephemeral {
-                        run.ledger.given(name.as_str(), &retained.rollout, &plans);
+                        run.ledger.given(name.as_str(), &rollout, &plans);
                     }
                 }
             }
@@ -340,13 +345,12 @@ impl Sequencer {
         if held || !(lasting().next().is_some() || without_rows) {
             return;
         }
-        let Some(Retained { key: Some(key), attempt, rollout, share, .. }) = run.retained.remove(&number) else {
+        let Some(Retained { key: Some(key), attempt, group, share, .. }) = run.retained.remove(&number) else {
             return;
         };
         let home = share.home();
         self.needed.ended(home);
         run.queue.forget_source(&number);
-        let group = rollout.facts().group.clone();
         run.shared.metrics.rollout_ended(RolloutEnd::Retired);
         run.ledger.retired_rollouts += 1;
         if let Some(entry) = self.store.entry(&key) {

@@ -281,9 +281,7 @@ impl Sequencer {
             return;
         }
         match effect {
-            Sequenced::Finalised { key, attempt, rollout, unix_ms, at_ms, share } => {
-                self.finalised(key, Retained::new(attempt, rollout, (unix_ms, at_ms), share));
-            }
+            Sequenced::Finalised { key, attempt, finalised } => self.finalised(key, attempt, &finalised),
             Sequenced::Discarded { key, attempt, group, discarded, calls, opened } => {
                 self.discarded(Tombstone { key, attempt, home: opened }, group.as_ref(), &discarded, calls);
             }

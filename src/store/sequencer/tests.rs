@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::log::memory::MemoryLog;
-use crate::store::StoreOptions;
 use crate::store::clock::Clock;
+use crate::store::{Eviction, StoreOptions};
 use crate::telemetry::Telemetry;
 
 fn run(number: usize) -> RunId {
@@ -16,7 +16,12 @@ fn run(number: usize) -> RunId {
 
 fn sequencer() -> Sequencer {
     let log = Arc::new(MemoryLog::forgetting());
-    let options = StoreOptions { clock: Clock::manual(), telemetry: Telemetry::new(), memory_budget_bytes: 1 << 30 };
+    let options = StoreOptions {
+        clock: Clock::manual(),
+        telemetry: Telemetry::new(),
+        memory_budget_bytes: 1 << 30,
+        eviction: Eviction::default(),
+    };
     let (store, _commands) = Store::new(options);
     store.open_log(log, Position::default());
     Sequencer::new(store)

@@ -54,11 +54,11 @@ fn frames_are_read_back_one_by_one_and_in_a_row() {
     let durable = durable(&log);
     assert_eq!(durable, 294);
     for position in 1..=durable {
-        let frame = log.read_one(Position(position)).unwrap();
+        let frame = log.look_up().frame_at(Position(position)).unwrap();
         assert_eq!(frame.payload, payload(position, 0, 100 + 13 * (position as usize % 90)));
         assert_eq!((frame.position, frame.kind), (Position(position), kind(position)));
     }
-    assert!(matches!(log.read_one(Position(295)), Err(ReadError::NotDurable(_))));
+    assert!(matches!(log.look_up().frame_at(Position(295)), Err(ReadError::NotDurable(_))));
     for from in [1, 2, 150, 294, 295] {
         let mut reader = log.read(Position(from)).unwrap();
         let mut next = from;
@@ -84,8 +84,10 @@ fn a_reopened_log_is_read_back_from_its_index() {
     turn_all(&log);
     drop(log);
     let (log, ..) = open(&storage, options()).unwrap();
-    for position in [1, 2, 1999, 2000, 777] {
-        assert_eq!(log.read_one(Position(position)).unwrap().payload, payload(position, 0, 900));
+    let mut reader = log.look_up();
+    for position in [1, 2, 1999, 2000, 777, 778, 1500, 3] {
+        assert_eq!(log.look_up().frame_at(Position(position)).unwrap().payload, payload(position, 0, 900));
+        assert_eq!(reader.frame_at(Position(position)).unwrap().payload, payload(position, 0, 900), "in any order");
     }
 }
 
@@ -108,7 +110,7 @@ fn a_frame_larger_than_a_segment_has_one_of_its_own_size() {
     let (log, _, shown) = open(&storage, options()).unwrap();
     assert!(shown.iter().zip(sizes).all(|(frame, bytes)| frame.payload == payload(frame.position, 0, bytes)));
     assert_eq!(shown.len(), 7);
-    assert_eq!(log.read_one(Position(5)).unwrap().payload.len(), 3_000_000);
+    assert_eq!(log.look_up().frame_at(Position(5)).unwrap().payload.len(), 3_000_000);
 }
 
 #[test]
@@ -125,9 +127,9 @@ fn whole_segments_before_a_position_are_let_go_of() {
     let third = segments[2];
     let before = log.figures();
     log.truncate_before(third.first_position);
-    assert!(matches!(log.read_one(Position(third.first_position.0 - 1)), Err(ReadError::NotKept(_))));
+    assert!(matches!(log.look_up().frame_at(Position(third.first_position.0 - 1)), Err(ReadError::NotKept(_))));
     assert!(matches!(log.read(Position(1)), Err(ReadError::NotKept(_))));
-    assert_eq!(log.read_one(third.first_position).unwrap().position, third.first_position);
+    assert_eq!(log.look_up().frame_at(third.first_position).unwrap().position, third.first_position);
     turn_all(&log);
     let figures = log.figures();
     assert_eq!(figures.segments, before.segments - 2);

@@ -222,7 +222,7 @@ fn a_salvage_passes_over_damage_once_and_for_all() {
                 );
                 let left: Vec<u64> = (1..=60).filter(|at| !(first..first + frames).contains(at)).collect();
                 assert_eq!(positions(&shown), left);
-                assert!(matches!(log.read_one(Position(first)), Err(ReadError::NotKept(_))));
+                assert!(matches!(log.look_up().frame_at(Position(first)), Err(ReadError::NotKept(_))));
                 let mut reader = log.read(Position(first.saturating_sub(1).max(recovered.first_position.0))).unwrap();
                 let read = std::iter::from_fn(|| reader.next_frame().unwrap()).map(|frame| frame.position.0);
                 assert!(read.eq(left.iter().copied().filter(|at| *at + 1 >= first)));

@@ -58,7 +58,7 @@ fn frames_of_many_threads_are_durable_and_come_back() {
         });
         wait(&log, 1000);
         for (position, text) in &texts {
-            assert_eq!(log.read_one(Position(*position)).unwrap().payload, text.as_bytes());
+            assert_eq!(log.look_up().frame_at(Position(*position)).unwrap().payload, text.as_bytes());
         }
         let middle = log.segments()[5].first_position;
         log.truncate_before(middle);

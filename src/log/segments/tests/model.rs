@@ -117,7 +117,7 @@ impl World {
 
     fn read_some(&mut self, log: &SegmentLog) {
         let position = 1 + self.below(self.answered.max(1));
-        match log.read_one(Position(position)) {
+        match log.look_up().frame_at(Position(position)) {
             Ok(frame) => {
                 let (life, bytes) = self.frames[position as usize - 1];
                 assert_eq!(frame.payload, payload(position, life, bytes));
