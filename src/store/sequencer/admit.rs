@@ -14,9 +14,9 @@ use crate::rollout::settings::RolloutSettings;
 use crate::telemetry::RolloutEnd;
 
 use super::super::effect::{Outcome, Sequenced};
-use super::super::memory::Growth;
+use super::super::memory::{Growth, Share};
 use super::super::report::{attempt_superseded, newer_attempt_too_late};
-use super::super::{Entry, Live, OpenFacts, RolloutKey, Slot, figures};
+use super::super::{Entry, Live, OpenFacts, RolloutKey, Run, Slot, figures};
 use super::{Admission, Admitted, RunState, Sequencer};
 
 impl Sequencer {
@@ -146,28 +146,8 @@ impl Sequencer {
         let share = self.store.memory().share(&key.run, position, now_ms);
         let run = self.run_or_new(&key.run)?;
         let of_run = || (run.settings_version(), Arc::clone(&run.settings_now().rollout));
-        let (settings_version, settings) = settings.unwrap_or_else(of_run);
-        let mut live = Live {
-            attempt: reference.attempt,
-            run: Arc::clone(&run.shared),
-            rollout: Rollout::new(settings, reference.group.clone(), now_ms),
-            settings_version,
-            positions: Vec::new(),
-            opened_unix_ms: unix_ms,
-            heard_unix_ms: unix_ms,
-            finalised_unix_ms: None,
-            finalised_position: None,
-            finalised: None,
-            used_ms: now_ms,
-            listed: None,
-            is_awaited: false,
-            evicted: None,
-            refused_requests: 0,
-            last_position: position,
-            reporters: HashMap::new(),
-            share,
-            texts_bytes: texts_bytes(reference),
-        };
+        let settings = settings.unwrap_or_else(of_run);
+        let mut live = Live::opened(reference, &run.shared, settings, share, (now_ms, unix_ms));
         live.measure();
         run.rollouts.insert(key.rollout.clone());
         if let Some(group) = &reference.group {
@@ -279,6 +259,39 @@ impl Sequencer {
         if let Some(run) = self.runs.get_mut(&key.run) {
             let unix_ms = self.store.unix_ms();
             run.groups.member_opened(group, unix_ms, &key.rollout, attempt);
+        }
+    }
+}
+
+impl Live {
+    /// An attempt that is opened at this time: of the store's clock, and milliseconds since the Unix epoch.
+    fn opened(
+        reference: &RolloutRef,
+        run: &Arc<Run>,
+        (settings_version, settings): (u64, Arc<RolloutSettings>),
+        share: Arc<Share>,
+        (now_ms, unix_ms): (u64, u64),
+    ) -> Self {
+        Self {
+            attempt: reference.attempt,
+            run: Arc::clone(run),
+            rollout: Rollout::new(settings, reference.group.clone(), now_ms),
+            settings_version,
+            positions: Vec::new(),
+            opened_unix_ms: unix_ms,
+            heard_unix_ms: unix_ms,
+            finalised_unix_ms: None,
+            finalised_position: None,
+            finalised: None,
+            used_ms: now_ms,
+            listed: None,
+            is_awaited: false,
+            evicted: None,
+            refused_requests: 0,
+            last_position: share.opened(),
+            reporters: HashMap::new(),
+            share,
+            texts_bytes: texts_bytes(reference),
         }
     }
 }
