@@ -6,8 +6,9 @@
 #[path = "support/served.rs"]
 mod served;
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use served::{SERVE, Served};
 
@@ -118,6 +119,42 @@ fn what_was_answered_outlives_a_killed_process() {
     let again = served.client(&["replay", path.to_str().unwrap(), "--run", "one"]);
     assert!(again.status.success(), "a resend is success: {}", text(&again.stderr));
     assert_eq!(text(&served.client(&["tail", "--run", "one", "--no-follow"]).stdout), text(&before));
+}
+
+/// Who reports and who reads rows go on by themselves when the service is killed and comes back at the same place: nothing is lost,
+/// and nothing printed twice.
+#[test]
+fn replay_and_tail_go_on_where_they_were_when_the_service_comes_back() {
+    const REPEAT: usize = 2000;
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("resumed");
+    // One that an earlier run has left.
+    let _ = std::fs::remove_dir_all(&directory);
+    let served = durable(&directory);
+    let address = served.address.clone();
+    let begin = |arguments: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).args(["--address", &address, "--run", "one"]).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let path = file("resumed.jsonl", &FORK);
+    let mut tail = begin(&["tail", "--count", &format!("{}", 2 * REPEAT)]);
+    let replay = begin(&["replay", path.to_str().unwrap(), "--repeat", &format!("{REPEAT}")]);
+    let mut rows = BufReader::new(tail.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    let mut printed: Vec<String> = rows.by_ref().take(10).collect();
+    // Killed, without a word.
+    drop(served);
+    let arguments = ["--http-listen", "127.0.0.1:0", "--log-format", "json"];
+    let _served = Served::spawn(
+        Command::new(BINARY)
+            .args(["serve", "--listen", &address, "--data-directory", directory.to_str().unwrap()])
+            .args(arguments),
+    );
+    let replayed = replay.wait_with_output().unwrap();
+    assert!(replayed.status.success(), "{}", text(&replayed.stdout));
+    printed.extend(rows);
+    assert!(tail.wait().unwrap().success());
+    let id = |row: &String| serde_json::from_str::<serde_json::Value>(row).unwrap()["row_id"].to_string();
+    let distinct: std::collections::BTreeSet<String> = printed.iter().map(id).collect();
+    assert_eq!((printed.len(), distinct.len()), (2 * REPEAT, 2 * REPEAT));
 }
 
 #[test]

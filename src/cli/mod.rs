@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+pub mod again;
 pub mod assemble;
 pub mod check_config;
 pub mod client;

@@ -1,17 +1,23 @@
 //! `hedgerow tail`: a run's rows as JSON lines, by an ephemeral subscription, which holds nothing back and needs no acks.
 
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, Write as _};
 
 use clap::Args;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::transport::Channel;
+use xxhash_rust::xxh3::xxh3_128;
 
+use super::again::{self, Cut, PATIENCE};
 use super::assemble::{RowAssembler, WholeUnit};
 use super::row_json::row_json;
 use super::{Failure, ServiceAddress, client, remark};
 use crate::proto::v1::{
-    ConsumerGroupSettings, GetRunRequest, StartPosition, SubscribeRequest, Subscription, SubscriptionHeartbeat, Unit,
-    UnitNotice, UnitNoticeKind, subscribe_request, subscribe_response,
+    ConsumerGroupSettings, GetRunRequest, StartPosition, SubscribeRequest, SubscribeResponse, Subscription,
+    SubscriptionHeartbeat, Unit, UnitNotice, UnitNoticeKind, subscribe_request, subscribe_response,
 };
 
 /// Nothing is acknowledged, so the window must hold everything that ever comes.
@@ -45,46 +51,116 @@ pub struct TailArguments {
     pub no_follow: bool,
 }
 
-/// Prints rows until there is a reason to stop.
+/// Prints rows until there is a reason to stop. If the stream is cut it is opened again: all rows that are still there come once
+/// more, and those that were printed are left out.
 ///
 /// # Errors
-/// [`Failure::Failed`] if the service is not there, ends the subscription, or sends what makes no rows.
+/// [`Failure::Failed`] if the service is not there or goes away for long, ends the subscription, or sends what makes no rows.
 pub async fn run(arguments: TailArguments) -> Result<(), Failure> {
-    let mut left = arguments.count.unwrap_or(u64::MAX);
+    let left = arguments.count.unwrap_or(u64::MAX);
     if left == 0 {
         return Ok(());
     }
-    let channel = client::connect(&arguments.service.address).await?;
+    let address = arguments.service.address.clone();
+    let mut channel = client::connect(&address).await?;
     check_run(channel.clone(), &arguments).await?;
-    let (outgoing, requests) = mpsc::channel(4);
-    let opening =
-        SubscribeRequest { request: Some(subscribe_request::Request::Subscription(subscription(&arguments))) };
-    outgoing.send(opening).await.map_err(|error| Failure::Failed(error.to_string()))?;
-    let opened = client::trainer(channel).subscribe(ReceiverStream::new(requests)).await;
-    let ended = |status: tonic::Status| client::refused("the subscription ended", &status);
-    let mut responses = opened.map_err(ended)?.into_inner();
-    let mut assembler = RowAssembler::default();
-    while let Some(response) = responses.message().await.map_err(ended)? {
+    let mut tail = Tail { arguments, left, printed: Printed::default(), last_came: Instant::now() };
+    loop {
+        let (delay, status) = match tail.stream(channel).await {
+            Ok(()) => return Ok(()),
+            Err(Cut::Final(failure)) => return Err(failure),
+            Err(Cut::Retry(delay, status)) => (delay, status),
+        };
+        remark(&format!("hedgerow: {}; going on when the service is there again", client::refused(STREAM, &status)));
+        channel = again::connect(&address, delay, tail.last_came).await?;
+        if tail.last_came.elapsed() > PATIENCE {
+            return Err(client::refused(STREAM, &status));
+        }
+    }
+}
+
+/// What has ended if the stream has.
+const STREAM: &str = "the subscription ended";
+
+/// One who prints rows, over one stream and the next.
+struct Tail {
+    arguments: TailArguments,
+    /// Rows that are still wanted.
+    left: u64,
+    printed: Printed,
+    /// When something came last.
+    last_came: Instant,
+}
+
+impl Tail {
+    /// One stream, until there is a reason to stop or it is cut.
+    async fn stream(&mut self, channel: Channel) -> Result<(), Cut> {
+        let (outgoing, requests) = mpsc::channel(4);
+        let subscription = subscribe_request::Request::Subscription(subscription(&self.arguments));
+        let opening = SubscribeRequest { request: Some(subscription) };
+        outgoing.send(opening).await.map_err(|error| Cut::Final(Failure::Failed(error.to_string())))?;
+        let opened = client::trainer(channel).subscribe(ReceiverStream::new(requests)).await;
+        let mut responses = opened.map_err(|status| Cut::by(STREAM, status))?.into_inner();
+        let mut assembler = RowAssembler::default();
+        while let Some(response) = responses.message().await.map_err(|status| Cut::by(STREAM, status))? {
+            self.last_came = Instant::now();
+            if self.take(response, &mut assembler).map_err(Cut::Final)? {
+                return Ok(());
+            }
+        }
+        Err(Cut::by(STREAM, Status::unavailable("the service ended the stream")))
+    }
+
+    /// Takes a message; true if there is a reason to stop.
+    fn take(&mut self, response: SubscribeResponse, assembler: &mut RowAssembler) -> Result<bool, Failure> {
         match response.response {
             Some(subscribe_response::Response::UnitPart(part)) => {
                 let unit = assembler.take(part).map_err(|error| Failure::Failed(error.to_string()))?;
-                if let Some(unit) = unit {
-                    left = left.saturating_sub(write_rows(&unit, left)?);
+                if let Some(mut unit) = unit {
+                    unit.rows.retain(|row| self.printed.is_new(&row.row_id));
+                    self.left = self.left.saturating_sub(write_rows(&unit, self.left)?);
                 }
-                if left == 0 {
-                    return Ok(());
-                }
+                Ok(self.left == 0)
             }
             Some(subscribe_response::Response::Heartbeat(heartbeat)) => {
-                if arguments.no_follow && nothing_is_queued(&heartbeat) {
-                    return Ok(());
-                }
+                Ok(self.arguments.no_follow && nothing_is_queued(&heartbeat))
             }
-            Some(subscribe_response::Response::UnitNotice(notice)) => remark_on(&notice),
-            Some(subscribe_response::Response::Subscribed(_) | subscribe_response::Response::AckResult(_)) | None => {}
+            Some(subscribe_response::Response::UnitNotice(notice)) => {
+                remark_on(&notice);
+                Ok(false)
+            }
+            Some(subscribe_response::Response::Subscribed(_) | subscribe_response::Response::AckResult(_)) | None => {
+                Ok(false)
+            }
         }
     }
-    Err(Failure::Failed("the service ended the subscription".to_owned()))
+}
+
+/// The rows that were printed last: they may come again on the next stream.
+#[derive(Default)]
+struct Printed {
+    known: HashSet<u128>,
+    in_order: VecDeque<u128>,
+}
+
+/// More rows than are printed and still there when a stream is opened again are not told from new ones.
+const PRINTED_ROWS_MAX: usize = 1 << 20;
+
+impl Printed {
+    /// Whether it was not printed; now it is.
+    fn is_new(&mut self, row_id: &str) -> bool {
+        let digest = xxh3_128(row_id.as_bytes());
+        if !self.known.insert(digest) {
+            return false;
+        }
+        self.in_order.push_back(digest);
+        if self.in_order.len() > PRINTED_ROWS_MAX
+            && let Some(oldest) = self.in_order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        true
+    }
 }
 
 /// A subscription makes its run: who misspells its name should not wait for rows that cannot come.

@@ -14,11 +14,11 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
-use tonic_types::StatusExt as _;
 
 use super::plan::{Event, EventKind, Plan};
+use crate::cli::again::{self, Cut, PATIENCE};
 use crate::cli::{Failure, client};
 use crate::proto::v1::{
     Answer, AnswerOutcome, MissingCallState, Notice, Refusal, ReportRequest, ReportResponse, notice, report_response,
@@ -30,10 +30,8 @@ const WINDOW_REQUESTS_MAX: usize = 256;
 const WINDOW_BYTES_MAX: usize = 64 << 20;
 /// Refusals that are kept as text.
 const REFUSALS_KEPT_MAX: usize = 20;
-/// How long a stream goes on trying while nothing is taken.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long to wait before opening a cut stream again, if the service does not say.
-const RECONNECT_DELAY: Duration = Duration::from_millis(500);
+/// What has ended if the stream has.
+const STREAM: &str = "the stream of reports was cut";
 /// The reason of a refusal that a full prompt mends.
 const RESEND_FULL_PROMPT: &str = "resend_full_prompt";
 
@@ -98,14 +96,6 @@ pub struct Reporter<I: Iterator<Item = Event>> {
     counts: Counts,
 }
 
-/// Why a stream ended before everything was answered.
-enum Cut {
-    /// It may be opened again after this delay.
-    Retry(Duration, Status),
-    /// It may not.
-    Final(Failure),
-}
-
 impl<I: Iterator<Item = Event>> Reporter<I> {
     /// A reporter of these events of a plan.
     pub fn new(plan: Arc<Plan>, address: String, events: I, progress: ProgressBar) -> Self {
@@ -140,16 +130,9 @@ impl<I: Iterator<Item = Event>> Reporter<I> {
                 Err(Cut::Retry(delay, status)) => (delay, status),
             };
             self.take_back_unanswered();
-            channel = loop {
-                sleep_until(Instant::now() + delay).await;
-                match client::connect(&self.address).await {
-                    Ok(channel) => break channel,
-                    Err(failure) if self.last_progress.elapsed() > PATIENCE => return Err(failure),
-                    Err(_) => {}
-                }
-            };
+            channel = again::connect(&self.address, delay, self.last_progress).await?;
             if self.last_progress.elapsed() > PATIENCE {
-                return Err(client::refused("the stream of reports was cut", &status));
+                return Err(client::refused(STREAM, &status));
             }
         }
     }
@@ -158,7 +141,7 @@ impl<I: Iterator<Item = Event>> Reporter<I> {
     async fn stream(&mut self, channel: Channel) -> Result<(), Cut> {
         let (outgoing, requests) = mpsc::channel(16);
         let opened = client::harness(channel).report(ReceiverStream::new(requests)).await;
-        let mut answers = opened.map_err(cut_by)?.into_inner();
+        let mut answers = opened.map_err(|status| Cut::by(STREAM, status))?.into_inner();
         loop {
             self.take_due(Instant::now());
             if self.is_done() {
@@ -167,13 +150,13 @@ impl<I: Iterator<Item = Event>> Reporter<I> {
             let due = self.later.peek().map(|Reverse((due, _))| *due);
             let may_send = self.may_send();
             tokio::select! {
-                response = answers.message() => match response.map_err(cut_by)? {
+                response = answers.message() => match response.map_err(|status| Cut::by(STREAM, status))? {
                     Some(response) => self.take(response).map_err(Cut::Final)?,
-                    None => return Err(cut_by(Status::unavailable("the service ended the stream"))),
+                    None => return Err(Cut::by(STREAM, Status::unavailable("the service ended the stream"))),
                 },
                 permit = outgoing.reserve(), if may_send => match permit {
                     Ok(permit) => if let Some(request) = self.next_request() { permit.send(request) },
-                    Err(_) => return Err(cut_by(Status::unavailable("the connection is closed"))),
+                    Err(_) => return Err(Cut::by(STREAM, Status::unavailable("the connection is closed"))),
                 },
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             }
@@ -328,27 +311,5 @@ impl<I: Iterator<Item = Event>> Reporter<I> {
         self.counts.resent_in_full += 1;
         self.again.push_back(Event { rollout, repetition, kind: EventKind::Call { index, full: true } });
         true
-    }
-}
-
-/// What a failed stream means for the reporter.
-fn cut_by(status: Status) -> Cut {
-    match status.code() {
-        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal | Code::Aborted => {
-            let told = status.get_details_retry_info().and_then(|info| info.retry_delay);
-            Cut::Retry(told.unwrap_or(RECONNECT_DELAY), status)
-        }
-        Code::Ok
-        | Code::InvalidArgument
-        | Code::DeadlineExceeded
-        | Code::NotFound
-        | Code::AlreadyExists
-        | Code::PermissionDenied
-        | Code::ResourceExhausted
-        | Code::FailedPrecondition
-        | Code::OutOfRange
-        | Code::Unimplemented
-        | Code::DataLoss
-        | Code::Unauthenticated => Cut::Final(client::refused("the stream of reports was ended", &status)),
     }
 }
