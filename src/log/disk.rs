@@ -155,6 +155,10 @@ impl Log for DiskLog {
         self.segments.room() == Room::Ample
     }
 
+    fn has_room_for(&self, bytes: u64) -> bool {
+        self.segments.has_room_for(bytes)
+    }
+
     fn close(&self) -> Result<(), Failure> {
         self.segments.close()
     }

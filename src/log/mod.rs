@@ -367,6 +367,11 @@ pub trait Log: Send + Sync {
         true
     }
 
+    /// Whether so many bytes may be written to give room back, which leave enough for what ends rollouts.
+    fn has_room_for(&self, _bytes: u64) -> bool {
+        true
+    }
+
     /// Makes everything durable and lets go of what the log is kept in; waits for the disk. Why it has failed, if it has.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ use crate::ids::GroupId;
 use crate::log::{Frame, Log, LogError, Position, Record};
 use crate::rollout::event::RolloutRecord;
 
+use super::evict::Restored;
 use super::sequencer::Command;
 use super::{RolloutKey, Store};
 
@@ -47,7 +48,7 @@ pub enum Reading {
     /// Rollouts that are to be written forward.
     Carry(Vec<Wanted>),
     /// A rollout whose tokens are wanted, and who wants them. They may be gone.
-    Restore(RolloutKey, oneshot::Sender<Result<(), Refusal>>),
+    Restore(RolloutKey, oneshot::Sender<Result<Restored, Refusal>>),
 }
 
 /// Reads what it is asked for until nobody asks any more, beside others that do the same. Blocks: for a thread of its own.
@@ -125,6 +126,18 @@ pub fn gather(log: &dyn Log, wanted: Wanted) -> Result<Option<Gathered>, LogErro
     })?;
     let is_whole = frames.len() == wanted.positions.len();
     Ok(opened.filter(|_| is_whole).map(|(group, opened_unix_ms)| Gathered { wanted, group, opened_unix_ms, frames }))
+}
+
+impl Gathered {
+    /// Bytes that it takes in the log.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let bytes = |frame: &Frame| match frame {
+            Frame::Bytes { payload, .. } => payload.len() as u64,
+            Frame::Record(_) | Frame::PlaceOnly => 0,
+        };
+        self.frames.iter().map(bytes).sum()
+    }
 }
 
 /// What happened to this attempt, if the record is about that.

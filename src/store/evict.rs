@@ -59,6 +59,15 @@ enum Evicted {
     Ended,
 }
 
+/// What became of an attempt to read tokens back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restored {
+    /// They are there, or the rollout has ended.
+    Now,
+    /// Not all of the rollout's records are durable: it can be read when they are.
+    Later,
+}
+
 /// What a rollout's tokens are made from.
 struct Source {
     attempt: u32,
@@ -76,6 +85,11 @@ impl Live {
         if self.listed.is_none() && holds_enough && store.keeps_records() {
             self.listed = Some(store.recency.list(self.used_ms, entry));
         }
+    }
+
+    /// What it holds in memory when it is whole.
+    pub(super) fn whole_bytes(&self) -> u64 {
+        self.share.bytes() + self.evicted.as_ref().map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Lets go of its tokens, if nobody makes rows of them.
@@ -184,10 +198,11 @@ impl Store {
         let may_leave = is_idle || self.memory.is_above(self.eviction.above_percent);
         // What was read from a log that is not open yet is durable.
         let is_durable = !self.journal.is_open() || self.journal.is_durable(live.last_position);
+        let before = live.share.bytes();
         let is_wanted = is_own || (live.is_awaited && !is_idle);
         if is_old && !is_wanted && may_leave && is_durable && live.evict() {
             live.listed = None;
-            live.evicted = Some(self.telemetry.evicted());
+            live.evicted = Some((self.telemetry.evicted(), before.saturating_sub(live.share.bytes())));
             return Evicted::Done;
         }
         if is_old && may_leave {
@@ -247,12 +262,22 @@ impl Store {
     /// # Errors
     /// If the log does not give them back.
     pub async fn restore(&self, key: &RolloutKey) -> Result<(), Refusal> {
-        let Some(entry) = self.entry(key) else { return Ok(()) };
-        let last = match &*entry.slot.lock() {
-            Slot::Live(live) if !live.rollout.has_tokens() => live.last_position,
-            Slot::Live(_) | Slot::Ended(..) | Slot::Removed => return Ok(()),
-        };
-        self.durable(last).await;
+        for _ in 0..limits::RESTORE_TRIES_MAX {
+            let Some(entry) = self.entry(key) else { return Ok(()) };
+            let last = match &*entry.slot.lock() {
+                Slot::Live(live) if !live.rollout.has_tokens() => live.last_position,
+                Slot::Live(_) | Slot::Ended(..) | Slot::Removed => return Ok(()),
+            };
+            self.durable(last).await;
+            if self.read_by_another(key).await? == Restored::Now {
+                return Ok(());
+            }
+        }
+        Err(not_read_back("it is written anew faster than it can be read"))
+    }
+
+    /// Has a thread that may wait for the disk read them back.
+    async fn read_by_another(&self, key: &RolloutKey) -> Result<Restored, Refusal> {
         let (reply, restored) = oneshot::channel();
         let Some(readings) = self.readings.get() else { return Err(not_read_back("nobody reads it")) };
         if readings.send(Reading::Restore(key.clone(), reply)).await.is_err() {
@@ -261,23 +286,24 @@ impl Store {
         restored.await.unwrap_or_else(|_| Err(not_read_back("the service is about to stop")))
     }
 
-    /// The same on this thread.
-    pub(super) fn restored(&self, key: &RolloutKey) -> Result<(), Refusal> {
+    /// Has them in memory before this returns; must not be called while anything of the rollout is on its way to the disk.
+    pub(super) fn restored(&self, key: &RolloutKey) -> Result<Restored, Refusal> {
         let lacks_tokens =
             |entry: Arc<Entry>| matches!(&*entry.slot.lock(), Slot::Live(live) if !live.rollout.has_tokens());
-        if self.entry(key).is_some_and(lacks_tokens) { self.restore_now(key) } else { Ok(()) }
+        if self.entry(key).is_some_and(lacks_tokens) { self.restore_now(key) } else { Ok(Restored::Now) }
     }
 
     /// Has them read back on this thread, which waits for the disk.
-    pub(super) fn restore_now(&self, key: &RolloutKey) -> Result<(), Refusal> {
+    pub(super) fn restore_now(&self, key: &RolloutKey) -> Result<Restored, Refusal> {
         let Some(log) = self.source.get() else { return Err(not_read_back("it does not keep its records")) };
         let began_ms = self.clock.now_ms();
         for last_try in [false, false, true] {
-            let Some(entry) = self.entry(key) else { return Ok(()) };
-            let Some(source) = source(&entry) else { return Ok(()) };
+            let Some(entry) = self.entry(key) else { return Ok(Restored::Now) };
+            let Some(source) = source(&entry) else { return Ok(Restored::Now) };
             let again = match again(&**log, key, &source) {
                 Ok(again) => again,
-                // Written forward meanwhile, it is somewhere else.
+                // Written forward meanwhile, it is somewhere else, and perhaps not on disk yet.
+                Err(LogError::Read(ReadError::NotDurable(_))) => return Ok(Restored::Later),
                 Err(LogError::NotKept(_) | LogError::Read(ReadError::NotKept(_))) if !last_try => continue,
                 Err(error) => {
                     tracing::error!(run = %key.run, rollout = %key.rollout, %error, "records cannot be read back");
@@ -290,7 +316,7 @@ impl Store {
                     let took_ms = self.clock.now_ms().saturating_sub(began_ms);
                     self.telemetry.restored(Duration::from_millis(took_ms));
                     self.make_room(Some(key));
-                    return Ok(());
+                    return Ok(Restored::Now);
                 }
                 Some(false) => return Err(not_read_back("its records make another rollout")),
                 None => {}

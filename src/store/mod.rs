@@ -107,8 +107,8 @@ pub(crate) struct Live {
     pub(crate) listed: Option<Listed>,
     /// Its tokens were brought back, and who asked for them has not used them yet.
     pub(crate) is_awaited: bool,
-    /// It counts among those whose tokens have left.
-    pub(crate) evicted: Option<Held>,
+    /// It counts among those whose tokens have left, with the bytes that they took.
+    pub(crate) evicted: Option<(Held, u64)>,
     pub(crate) refused_requests: u64,
     /// The last record that it was judged from.
     pub(crate) last_position: Position,

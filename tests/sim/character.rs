@@ -144,12 +144,19 @@ fn eviction(chance: &mut SplitMix64) -> Eviction {
 }
 
 fn log(chance: &mut SplitMix64, durability: Durability) -> Options {
+    let segment_bytes = [8 << 10, 16 << 10, 16 << 10, 48 << 10][chance.below(4)];
+    let usual = Options::new(chance.next_u64());
     Options {
-        segment_bytes: [8 << 10, 16 << 10, 16 << 10, 48 << 10][chance.below(4)],
+        segment_bytes,
+        // Some fill up, and what lives in them is written forward.
+        budget_bytes: match chance.below(6) {
+            0 => (10 + chance.below(20) as u64) * segment_bytes,
+            _ => usual.budget_bytes,
+        },
         batch_bytes: [600, 4 << 10, limits::LOG_BATCH_BYTES][chance.below(3)],
         durability,
         drive: Drive::ByHand,
-        ..Options::new(chance.next_u64())
+        ..usual
     }
 }
 

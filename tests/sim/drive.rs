@@ -185,6 +185,9 @@ impl Field {
                     | Record::RunSnapshot { .. }
                     | Record::RunTotals { .. }
                     | Record::Tombstones { .. }
+                    | Record::RolloutCopyBegins(_)
+                    | Record::RolloutCopied { .. }
+                    | Record::GroupSize { .. }
             );
             if !is_upkeep {
                 self.world.fail(format!("made before anybody asks: {:?}", dated.record));
@@ -300,7 +303,7 @@ impl Field {
                 return;
             }
         }
-        self.world.fail("it does not come to rest");
+        self.world.fail(format!("it does not come to rest: {:?}", self.life().log.figures()));
     }
 
     /// Ends a life.

@@ -9,6 +9,7 @@ use hedgerow::log::disk::DiskLog;
 use hedgerow::log::segments::Progress;
 use hedgerow::log::segments::faulty::FaultyStorage;
 use hedgerow::log::{Log, LogError};
+use hedgerow::store::carry::Reading;
 use hedgerow::store::recovery::{self, Recovery};
 use hedgerow::store::sequencer::Sequencer;
 use hedgerow::store::{Store, StoreOptions};
@@ -36,8 +37,8 @@ pub(crate) struct Life {
     pub(crate) connections: RefCell<BTreeMap<(usize, usize), Rc<Connection>>>,
     /// Those whose other side is gone, which the service has not noticed.
     pub(crate) half_open: RefCell<Vec<Rc<Connection>>>,
-    /// The log has nothing to do.
-    pub(crate) disk_rests: Cell<bool>,
+    /// How many segments there were when the log had nothing more to do.
+    disk_rests: Cell<Option<usize>>,
     stop: RefCell<Option<oneshot::Sender<()>>>,
     stopped: Rc<RefCell<Option<Sequencer>>>,
 }
@@ -78,9 +79,12 @@ impl Life {
         });
         let timed = Arc::clone(&store);
         world.spawner.spawn(Owner::Service, async move { timed.run_timers().await });
-        let (reads, mut readings) = (Arc::clone(&store), store.readings());
+        let (reads, mut readings, counts) = (Arc::clone(&store), store.readings(), Rc::clone(world));
         world.spawner.spawn(Owner::Service, async move {
             while let Some(reading) = readings.recv().await {
+                if let Reading::Carry(wanted) = &reading {
+                    counts.count("rollouts read to be written forward", wanted.len());
+                }
                 if let Some(command) = reads.serve_reading(reading) {
                     reads.command(command).await;
                 }
@@ -96,7 +100,7 @@ impl Life {
             lines: (0..world.character.workers).map(|_| Rc::default()).collect(),
             connections: RefCell::default(),
             half_open: RefCell::default(),
-            disk_rests: Cell::new(false),
+            disk_rests: Cell::new(None),
             stop: RefCell::new(Some(stop)),
             stopped,
         })
@@ -122,12 +126,14 @@ impl Life {
 
     /// Whether the log has something to do.
     pub(crate) fn disk_is_busy(&self) -> bool {
-        !self.has_failed() && (self.log.queued_bytes() > 0 || !self.disk_rests.get())
+        let rests = self.disk_rests.get() == Some(self.log.figures().segments);
+        !self.has_failed() && (self.log.queued_bytes() > 0 || !rests)
     }
 
     /// Has the log do the next thing.
     pub(crate) fn turn_disk(&self) {
-        self.disk_rests.set(!self.log.turn());
+        let rests = !self.log.turn();
+        self.disk_rests.set(rests.then(|| self.log.figures().segments));
     }
 
     /// The last position that is durable.

@@ -31,7 +31,7 @@ const LINES_SHOWN: usize = 25;
 const KEPT: &str = include_str!("seeds.txt");
 
 /// What must have happened among some hundreds of seeds: a simulation that reaches none of it proves little.
-const REACHED: [&str; 44] = [
+const REACHED: [&str; 45] = [
     "accepted",
     "acknowledged",
     "acknowledged before",
@@ -62,6 +62,7 @@ const REACHED: [&str; 44] = [
     "retired",
     "retired without calls",
     "returned",
+    "rollouts read to be written forward",
     "rows compared",
     "rows seen by tails",
     "runs deleted",

@@ -83,7 +83,9 @@ pub(super) fn make_spare(shared: &Shared, budget: Budget) -> Result<bool, Segmen
         if table.spares.len() >= limits::LOG_SPARE_SEGMENTS {
             return Ok(true);
         }
-        if budget == Budget::Kept && table.bytes_on_disk() + bytes > shared.options.budget_bytes {
+        // Room comes back only when another segment has begun: one that alone has used up the budget must not be the last.
+        let is_alone = table.segments.len() <= 1;
+        if budget == Budget::Kept && !is_alone && table.bytes_on_disk() + bytes > shared.options.budget_bytes {
             return Ok(false);
         }
     }

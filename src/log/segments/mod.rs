@@ -147,6 +147,12 @@ impl SegmentLog {
         if self.shared.has_ample_room() { Room::Ample } else { Room::Short }
     }
 
+    /// Whether frames of so many bytes may be appended to give room back: half of what is kept for what is essential must be left.
+    #[must_use]
+    pub fn has_room_for(&self, bytes: u64) -> bool {
+        self.shared.has_room_for(bytes)
+    }
+
     /// Whether it is of no use to wait for room: there will be no more before segments are let go of.
     #[must_use]
     pub fn is_full(&self) -> bool {

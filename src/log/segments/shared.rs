@@ -259,6 +259,11 @@ impl Shared {
         self.queued_bytes() + self.options.segment_bytes <= self.free_bytes() + SEGMENT_HEADER_BYTES
     }
 
+    /// Whether what is queued, so many bytes more, and half a segment for what is essential, fit into what is allocated.
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+        self.queued_bytes().saturating_add(bytes) + self.options.segment_bytes / 2 <= self.free_bytes()
+    }
+
     /// Whether there will be no more room before segments are let go of, or ever.
     pub(super) fn is_full(&self) -> bool {
         self.full.load(Ordering::Relaxed) || self.has_failed()

@@ -91,7 +91,7 @@ impl Sequencer {
         for (home, key) in homes {
             let Some(entry) = self.store.entry(&key) else { continue };
             let Slot::Live(live) = &*entry.slot.lock() else { continue };
-            bytes += live.share.bytes();
+            bytes += live.whole_bytes();
             if !wanted.is_empty() && bytes > limits::LOG_CARRIED_BYTES {
                 break;
             }
@@ -112,6 +112,10 @@ impl Sequencer {
     }
 
     fn carry_one(&mut self, gathered: Gathered) -> bool {
+        // What ends rollouts must find room, whatever else there is: then it is tried again when some have ended.
+        if !self.store.journal.log().has_room_for(gathered.bytes()) {
+            return false;
+        }
         let Gathered { wanted: Wanted { key, attempt, home, positions }, group, opened_unix_ms, frames } = gathered;
         let Some(entry) = self.store.entry(&key) else { return false };
         let mut slot = entry.slot.lock();
