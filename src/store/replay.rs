@@ -109,8 +109,12 @@ impl Sequencer {
         }
     }
 
-    /// Applies the next record of a log. [`Sequencer::replay_ends`] must be called after the last.
+    /// Applies the next record of a log. [`Sequencer::replay_ends`] must be called after the last; it says why none is applied any
+    /// more, if that is so.
     pub fn replay_record(&mut self, position: Position, dated: Dated) {
+        if self.reading.not_restored.is_some() {
+            return;
+        }
         if let Some(dated) = self.reading.read(position, dated) {
             self.apply_dated(position, dated);
         }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::ids::{ConsumerGroupId, RolloutRef};
 use crate::limits;
 use crate::log::{CopiedUnits, CopyBegins, Dated, Position, Record};
-use crate::queue::{DropReason, ParkedFor, Place};
+use crate::queue::Place;
 use crate::rollout::event::RolloutRecord;
 
 use super::super::carry::{Gathered, Reading, Wanted};
@@ -150,28 +150,28 @@ impl Sequencer {
     }
 }
 
-/// What consumer groups have of a rollout; none if it is finalised and not known as such yet.
+/// What consumer groups have of a rollout; none if that is not settled: it was finalised just now, or what ends some of its units is on
+/// its way to the disk. The copy would stand behind that, and have a rollout come back that has retired.
 fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
     let Some(finalised) = &live.finalised else { return Some(Vec::new()) };
     let (number, _) = run.retained.iter().find(|(_, retained)| retained.is_of(finalised))?;
-    let lasting = run.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
-    let copied = lasting.filter_map(|(name, group)| {
-        let consumer_group = ConsumerGroupId::parse(name).ok()?;
+    let mut all = Vec::new();
+    for (name, group) in run.queue.groups().filter(|(_, group)| !group.definition().ephemeral) {
+        let (Ok(consumer_group), Some(units)) = (ConsumerGroupId::parse(name), group.units_of(number)) else {
+            continue;
+        };
         let mut copied = CopiedUnits { consumer_group, acknowledged: Vec::new(), dropped: Vec::new() };
-        for (unit, place) in group.units_of(number)? {
+        for (unit, place) in units {
             match place {
-                // What its record says, which stands before the copy.
-                Place::Acknowledged | Place::Parked(ParkedFor::Acknowledgement) => {
-                    copied.acknowledged.push(unit.clone());
-                }
-                Place::Parked(ParkedFor::Drop) => copied.dropped.push((unit.clone(), DropReason::Undeliverable)),
+                Place::Acknowledged => copied.acknowledged.push(unit.clone()),
                 Place::Dropped(reason) => copied.dropped.push((unit.clone(), reason)),
+                Place::Parked(_) => return None,
                 Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } => {}
             }
         }
-        Some(copied)
-    });
-    Some(copied.collect())
+        all.push(copied);
+    }
+    Some(all)
 }
 
 impl Sequencer {
