@@ -105,8 +105,8 @@ pub const MEMORY_EVICT_WAIT_PERCENT: u64 = 78;
 pub const MEMORY_BYTES_PER_LOG_BYTE: u64 = 4;
 /// A rollout is idle that was not used for so long.
 pub const EVICTED_IDLE_MS: u64 = 1000;
-/// What a rollout holds must be this much for its tokens to be worth letting go of.
-pub const EVICTED_BYTES_MIN: u64 = 16 << 10;
+/// What a rollout's tokens must take to be worth letting go of: about what stays of it.
+pub const EVICTED_TOKEN_BYTES_MIN: u64 = 4 << 10;
 /// Rollouts looked at, at once, for tokens to let go of.
 pub const EVICTED_AT_ONCE: usize = 64;
 /// Requests to read rollouts back from the log that wait.

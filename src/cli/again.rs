@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
@@ -54,7 +54,7 @@ impl Cut {
 /// If nobody answers for so long.
 pub async fn connect(address: &str, delay: Duration, last_came: Instant) -> Result<Channel, Failure> {
     loop {
-        sleep(delay).await;
+        sleep_until(Instant::now() + delay).await;
         match client::connect(address).await {
             Ok(channel) => return Ok(channel),
             Err(failure) if last_came.elapsed() > PATIENCE => return Err(failure),

@@ -50,10 +50,16 @@ pub(super) fn of_pending(pending: &Pending) -> usize {
 }
 
 impl Forest {
+    /// Bytes of memory that ids take which fill blocks.
+    #[must_use]
+    pub fn token_bytes(&self) -> usize {
+        (self.tokens.block_count() - 1) * TokenStore::BLOCK_BYTES
+    }
+
     /// Bytes of memory that it takes.
     #[must_use]
     pub fn resident_bytes(&self) -> usize {
-        (self.tokens.block_count() - 1) * TokenStore::BLOCK_BYTES
+        self.token_bytes()
             + self.calls.len() * CALL_BYTES
             + self.array_bytes
             + (self.agents.list.len() + self.names.list.len()) * AGENT_BYTES

@@ -23,6 +23,12 @@ impl Rollout {
         self.facts().forest.has_tokens()
     }
 
+    /// Bytes of memory that its ids take, as far as they fill blocks.
+    #[must_use]
+    pub fn token_bytes(&self) -> u64 {
+        self.facts().forest.token_bytes() as u64
+    }
+
     /// Lets go of its tokens. False if somebody else holds the finalised rollout, to make rows of it.
     pub fn evict(&mut self) -> bool {
         let facts = match self {

@@ -420,7 +420,11 @@ impl CallsTold {
                     }
                     *known = fingerprint;
                 }
-                None => self.fingerprints.push(fingerprint),
+                None => {
+                    self.fingerprints.push(fingerprint);
+                    // Those that are to be looked at again are so many in a circle, which is one longer now.
+                    self.left += usize::from(self.left > 0);
+                }
             }
             told.push(call);
         }
@@ -431,5 +435,39 @@ impl CallsTold {
             self.changed();
         }
         told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads what is to be read next, of so many calls; says which.
+    fn look(told: &mut CallsTold, count: usize) -> Vec<usize> {
+        let (new, again) = told.ranges(count);
+        let read: Vec<usize> = again.chain(new).collect();
+        let call = |place: usize| v1::CallSummary { sequence: place as u64, ..v1::CallSummary::default() };
+        told.told(read.iter().map(|place| (*place, call(*place))).collect(), count);
+        read
+    }
+
+    #[test]
+    fn every_call_is_looked_at_again_though_others_come_meanwhile() {
+        for before in 0..3 {
+            let mut told = CallsTold::default();
+            told.begin(1);
+            assert_eq!(look(&mut told, 3), [0, 1, 2]);
+            told.changed();
+            assert_eq!(look(&mut told, 3), [0, 1, 2]);
+            told.changed();
+            (told.next, told.left) = (3 - before, 3);
+            assert_eq!(look(&mut told, 4), [3], "a new one comes first");
+            let mut again = Vec::new();
+            while !told.are_told() {
+                again.extend(look(&mut told, 4));
+            }
+            again.sort_unstable();
+            assert_eq!(again, [0, 1, 2, 3]);
+        }
     }
 }

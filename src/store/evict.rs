@@ -81,15 +81,10 @@ impl Live {
     /// Notes that it was used, and lists it if its tokens are worth letting go of, and could be read again.
     pub(super) fn used(&mut self, store: &Store, entry: &Arc<Entry>) {
         (self.used_ms, self.is_awaited) = (store.clock.now_ms(), false);
-        let holds_enough = self.rollout.has_tokens() && self.share.bytes() >= store.eviction.rollout_bytes_min;
+        let holds_enough = self.rollout.has_tokens() && self.rollout.token_bytes() >= store.eviction.token_bytes_min;
         if self.listed.is_none() && holds_enough && store.keeps_records() {
             self.listed = Some(store.recency.list(self.used_ms, entry));
         }
-    }
-
-    /// What it holds in memory when it is whole.
-    pub(super) fn whole_bytes(&self) -> u64 {
-        self.share.bytes() + self.evicted.as_ref().map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Lets go of its tokens, if nobody makes rows of them.
@@ -105,7 +100,7 @@ impl Live {
             }
             None => self.rollout.evict(),
         };
-        self.share.subtract(before.saturating_sub(self.rollout.resident_bytes()));
+        self.share.leave(before.saturating_sub(self.rollout.resident_bytes()));
         evicted
     }
 
@@ -116,7 +111,7 @@ impl Live {
         if let Some(finalised) = &self.finalised {
             *finalised.0.lock() = self.rollout.finalised().cloned();
         }
-        self.share.add(self.rollout.resident_bytes().saturating_sub(before));
+        self.share.come_back(self.rollout.resident_bytes().saturating_sub(before));
         restored
     }
 
@@ -198,17 +193,15 @@ impl Store {
         let may_leave = is_idle || self.memory.is_above(self.eviction.above_percent);
         // What was read from a log that is not open yet is durable.
         let is_durable = !self.journal.is_open() || self.journal.is_durable(live.last_position);
-        let before = live.share.bytes();
         let is_wanted = is_own || (live.is_awaited && !is_idle);
         if is_old && !is_wanted && may_leave && is_durable && live.evict() {
             live.listed = None;
-            live.evicted = Some((self.telemetry.evicted(), before.saturating_sub(live.share.bytes())));
+            live.evicted = Some(self.telemetry.evicted());
             return Evicted::Done;
         }
-        if is_old && may_leave {
-            live.used_ms = now_ms;
-        }
-        live.listed = Some(self.recency.list(live.used_ms, entry));
+        // What may leave and cannot yet is looked at again after all others, and its idle time goes on.
+        let listed_ms = if is_old && may_leave { now_ms } else { live.used_ms };
+        live.listed = Some(self.recency.list(listed_ms, entry));
         // Whoever is listed behind it was used later.
         if is_old && !may_leave { Evicted::Stays } else { Evicted::Listed }
     }

@@ -15,7 +15,10 @@ impl Store {
     /// Reads a rollout, if it is at this attempt and its tokens are in memory ([`Store::restore`]).
     pub fn look_at<T>(&self, key: &RolloutKey, attempt: u32, read: impl FnOnce(&mut Rollout) -> T) -> Option<T> {
         match &mut *self.entry(key)?.slot.lock() {
-            Slot::Live(live) if live.attempt == attempt && live.rollout.has_tokens() => Some(read(&mut live.rollout)),
+            Slot::Live(live) if live.attempt == attempt && live.rollout.has_tokens() => {
+                live.is_awaited = false;
+                Some(read(&mut live.rollout))
+            }
             Slot::Live(_) | Slot::Ended(..) | Slot::Removed => None,
         }
     }
@@ -40,6 +43,8 @@ impl Store {
             Slot::Ended(ended, _) => return Some(Err(ended.clone())),
             Slot::Removed => return None,
         };
+        // If somebody has waited for its tokens, they are used now.
+        live.is_awaited = false;
         let facts = live.rollout.facts();
         let about = RolloutRef {
             run: key.run.clone(),

@@ -32,7 +32,7 @@ use crate::log::Position;
 pub struct Memory {
     budget_bytes: u64,
     used_bytes: AtomicU64,
-    /// All that was ever held and is not any more.
+    /// All that was ever held and is not any more, but for what has left memory to come back.
     given_back_bytes: AtomicU64,
     open: Mutex<OpenAttempts>,
 }
@@ -62,6 +62,8 @@ pub struct Share {
     opened: Position,
     /// Where in the log its records begin.
     home: AtomicU64,
+    /// What it held that has left memory and would come back.
+    away_bytes: AtomicU64,
     asked_ms: Arc<AtomicU64>,
 }
 
@@ -105,7 +107,7 @@ impl Memory {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were given back since the service started.
+    /// Bytes of what has ended since the service started.
     #[must_use]
     pub fn given_back_bytes(&self) -> u64 {
         self.given_back_bytes.load(Ordering::Relaxed)
@@ -150,7 +152,8 @@ impl Memory {
         open.by_run.entry(run.clone()).or_default().insert(opened, now_ms);
         drop(open);
         let home = AtomicU64::new(opened.0);
-        Arc::new(Share { holding: self.holding(), run: run.clone(), opened, home, asked_ms })
+        let away_bytes = AtomicU64::new(0);
+        Arc::new(Share { holding: self.holding(), run: run.clone(), opened, home, away_bytes, asked_ms })
     }
 
     /// When the oldest open rollout of a run was opened.
@@ -303,6 +306,13 @@ impl Holding {
         self.set(self.bytes().saturating_sub(bytes));
     }
 
+    /// So many fewer, of which nothing has ended.
+    fn leave(&self, bytes: u64) {
+        let bytes = bytes.min(self.bytes());
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.memory.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     /// How many.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -356,9 +366,22 @@ impl Share {
         self.holding.add(bytes);
     }
 
-    /// So many fewer.
-    pub fn subtract(&self, bytes: u64) {
-        self.holding.subtract(bytes);
+    /// So many bytes leave memory, to come back when they are needed: nothing has ended with them.
+    pub fn leave(&self, bytes: u64) {
+        self.away_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.holding.leave(bytes);
+    }
+
+    /// What had left is back, and takes so many bytes.
+    pub fn come_back(&self, bytes: u64) {
+        self.away_bytes.store(0, Ordering::Relaxed);
+        self.holding.add(bytes);
+    }
+
+    /// How many bytes it holds with all that has left.
+    #[must_use]
+    pub fn whole_bytes(&self) -> u64 {
+        self.bytes() + self.away_bytes.load(Ordering::Relaxed)
     }
 
     /// The attempt takes no more events.
@@ -390,6 +413,8 @@ impl std::fmt::Debug for Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.closed();
+        let away_bytes = self.away_bytes.load(Ordering::Relaxed);
+        self.memory().given_back_bytes.fetch_add(away_bytes, Ordering::Relaxed);
     }
 }
 

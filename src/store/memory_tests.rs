@@ -112,3 +112,17 @@ fn what_ends_a_rollout_is_taken_unless_it_is_large_and_memory_short() {
     share.set(1000);
     assert_eq!(memory.judge_growth(&share, Ends, 500, 0), Ok(()));
 }
+
+#[test]
+fn what_leaves_to_come_back_has_not_ended_until_its_rollout_has() {
+    let memory = Memory::new(1000);
+    let share = memory.share(&run(), Position(1), 0);
+    share.set(900);
+    share.leave(700);
+    assert_eq!((memory.used_bytes(), memory.given_back_bytes(), share.whole_bytes()), (200, 0, 900));
+    share.come_back(700);
+    assert_eq!((memory.used_bytes(), memory.given_back_bytes(), share.whole_bytes()), (900, 0, 900));
+    share.leave(700);
+    drop(share);
+    assert_eq!((memory.used_bytes(), memory.given_back_bytes()), (0, 900));
+}

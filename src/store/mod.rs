@@ -107,8 +107,8 @@ pub(crate) struct Live {
     pub(crate) listed: Option<Listed>,
     /// Its tokens were brought back, and who asked for them has not used them yet.
     pub(crate) is_awaited: bool,
-    /// It counts among those whose tokens have left, with the bytes that they took.
-    pub(crate) evicted: Option<(Held, u64)>,
+    /// It counts among those whose tokens have left.
+    pub(crate) evicted: Option<Held>,
     pub(crate) refused_requests: u64,
     /// The last record that it was judged from.
     pub(crate) last_position: Position,
@@ -174,8 +174,8 @@ pub struct Eviction {
     pub idle_above_percent: u64,
     /// The part above which all others do, too.
     pub above_percent: u64,
-    /// What a rollout must hold for its tokens to be worth it.
-    pub rollout_bytes_min: u64,
+    /// What a rollout's tokens must take to be worth it.
+    pub token_bytes_min: u64,
 }
 
 impl Default for Eviction {
@@ -183,7 +183,7 @@ impl Default for Eviction {
         Self {
             idle_above_percent: limits::MEMORY_EVICT_IDLE_PERCENT,
             above_percent: limits::MEMORY_EVICT_PERCENT,
-            rollout_bytes_min: limits::EVICTED_BYTES_MIN,
+            token_bytes_min: limits::EVICTED_TOKEN_BYTES_MIN,
         }
     }
 }

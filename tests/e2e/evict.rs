@@ -74,6 +74,13 @@ async fn a_fleet_that_does_not_fit_into_memory_is_never_refused() {
         }
     }
     assert!((0..ROLLOUTS).any(|number| !has_tokens(&service, &rollout(number))));
+    let mut life = Life::on(service).await;
+    for number in 0..ROLLOUTS {
+        let shown = life.shown(&rollout(number)).await;
+        assert_eq!(shown.calls.len(), CALLS as usize);
+        most = most.max(used(&life.service));
+    }
+    let service = life.service;
     for number in 0..ROLLOUTS {
         accepted(&mut worker, &rollout(number), finish(1.0)).await;
         most = most.max(used(&service));

@@ -103,13 +103,18 @@ pub(crate) struct ConsumerGroup {
 impl Character {
     pub(crate) fn new(chance: &mut SplitMix64) -> Self {
         let consumer_groups = consumer_groups(chance);
-        let (settings, model) = settings(chance, &consumer_groups);
+        let (mut settings, model) = settings(chance, &consumer_groups);
         let durability = if chance.below(5) == 0 { Durability::Os } else { Durability::Fsync };
         let mut pace = || [1, 1, 2, 4, 16][chance.below(5)];
         let paces = Paces { service: pace(), workers: pace(), trainers: pace(), disk: pace() };
         let endings = (0..1 + chance.below(5)).map(|_| ending(chance, durability)).collect();
+        let log = log(chance, durability);
+        if log.budget_bytes < limits::LOG_BUDGET_BYTES {
+            // What is undeliverable holds the log until somebody releases it, who comes only when all else rests.
+            settings.max_deliveries = 1000;
+        }
         Self {
-            log: log(chance, durability),
+            log,
             memory_budget_bytes: match chance.below(8) {
                 0 => 96 << 10,
                 _ => limits::MEMORY_BUDGET_BYTES,
@@ -139,7 +144,7 @@ fn eviction(chance: &mut SplitMix64) -> Eviction {
     Eviction {
         idle_above_percent: above_percent.min(limits::MEMORY_EVICT_IDLE_PERCENT),
         above_percent,
-        rollout_bytes_min: 0,
+        token_bytes_min: 0,
     }
 }
 

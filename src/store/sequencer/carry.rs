@@ -91,7 +91,7 @@ impl Sequencer {
         for (home, key) in homes {
             let Some(entry) = self.store.entry(&key) else { continue };
             let Slot::Live(live) = &*entry.slot.lock() else { continue };
-            bytes += live.whole_bytes();
+            bytes += live.share.whole_bytes();
             if !wanted.is_empty() && bytes > limits::LOG_CARRIED_BYTES {
                 break;
             }

@@ -360,6 +360,8 @@ impl Sequencer {
             self.record_figures();
             self.ask_for_snapshot_if_useful();
             self.carry_if_needed();
+            // What was read back to be looked at leaves again, though nothing comes.
+            self.store.make_room(None);
         }
     }
 }
