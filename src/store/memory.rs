@@ -10,10 +10,12 @@
 //! rollouts and of the [`limits::MEMORY_FAVOURED_ROLLOUTS`] oldest open ones; for the oldest one alone of those that ask for
 //! memory; and for the very oldest. So somebody can always finish, until trainers have something to take, which gives memory back.
 //! Rollouts that have not asked for memory for [`limits::MEMORY_QUIET_MS`] give up their place among the oldest until they ask
-//! again: who is gone, or waits for a long tool call, must not hold up those that would go on. The last part is nobody's but the very oldest one's, quiet or not, so that
-//! those who were the oldest for a while cannot use it up. What none of this mends: rollouts that each need more than a part of
-//! the reserve while others hold all the rest and need more too; workers that wait for one refused call before they go on to
-//! others come to that sooner.
+//! again: who is gone, or waits for a long tool call, must not hold up those that would go on. The last part is nobody's but the
+//! very oldest one's, quiet or not, so that those who were the oldest for a while cannot use it up.
+//!
+//! Where the log keeps its records, tokens leave before any of that ([`super::evict`]), and what is counted here is what cannot.
+//! Where it does not, one thing is not mended: rollouts that each need more than a part of the reserve while others hold all the
+//! rest and need more too; workers that wait for one refused call before they go on to others come to that sooner.
 //!
 //! Lock order: a rollout's lock may be held; nothing is taken under the lock here.
 
