@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::ids::{ConsumerGroupId, RolloutRef};
 use crate::limits;
-use crate::log::{CopiedUnits, CopyBegins, Dated, Position, Record};
+use crate::log::{CopiedUnits, CopyBegins, Dated, Log, Position, Record};
 use crate::queue::Place;
 use crate::rollout::event::RolloutRecord;
 
@@ -73,7 +73,7 @@ impl Sequencer {
         {
             return;
         }
-        let wanted = self.wanted(homes);
+        let wanted = self.wanted(&*log, homes);
         if !wanted.is_empty() {
             tracing::debug!(
                 before = next.0,
@@ -84,15 +84,17 @@ impl Sequencer {
         }
     }
 
-    /// What to look for of the rollouts that live there.
-    fn wanted(&self, homes: Vec<(Position, RolloutKey)>) -> Vec<Wanted> {
+    /// What to look for of the rollouts that live there, as far as there may be room for their copies.
+    fn wanted(&self, log: &dyn Log, homes: Vec<(Position, RolloutKey)>) -> Vec<Wanted> {
         let mut bytes = 0;
         let mut wanted = Vec::new();
         for (home, key) in homes {
             let Some(entry) = self.store.entry(&key) else { continue };
             let Slot::Live(live) = &*entry.slot.lock() else { continue };
             bytes += live.share.whole_bytes();
-            if !wanted.is_empty() && bytes > limits::LOG_CARRIED_BYTES {
+            let too_many = !wanted.is_empty() && bytes > limits::LOG_CARRIED_BYTES;
+            // Records take more than half of what is made of them, but for short calls; the copy itself is measured.
+            if too_many || !log.has_room_for(bytes / 2) {
                 break;
             }
             wanted.push(Wanted { key, attempt: live.attempt, home, positions: live.positions.clone() });
