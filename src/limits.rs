@@ -182,7 +182,7 @@ pub const COMMANDS_AT_ONCE: usize = 256;
 pub const DISPATCH_UNITS_AT_ONCE: usize = 64;
 /// Rollouts whose deadline has come that are looked at before others have their turn.
 pub const TIMERS_AT_ONCE: usize = 64;
-/// How often an event is tried again when its rollout was removed, or superseded, between two steps.
+/// How often an event is tried again when its rollout was removed or superseded, or its tokens left memory, between two steps.
 pub const REPORT_TRIES_MAX: usize = 8;
 /// Notices on their way to one stream; more are not sent, since the seal's answer says the same.
 pub const STREAM_NOTICES_OUTSTANDING_MAX: usize = 1024;

@@ -20,27 +20,26 @@ pub(crate) const AGENT_BYTES: usize = 128 + ID_BYTES;
 
 /// Bytes of what a call holds by itself besides its ids' storage.
 pub(super) fn of_facts(facts: &CallFacts) -> usize {
-    let link = match &facts.link {
-        Link::Parent(parent) => ID_BYTES + parent.as_str().len(),
-        Link::Infer | Link::Root => 0,
-    };
     2 * facts.call_id.as_str().len()
-        + link
+        + of_link(&facts.link)
         + facts.versions.len() * size_of::<VersionSpan>()
         + facts.logprobs.as_ref().map_or(0, |values| values.len() * size_of::<f32>())
 }
 
 /// Bytes of what a call holds by itself that has lost its ids.
 pub(super) fn of_skeleton(call: &Call) -> usize {
-    let link = match &call.link {
-        Link::Parent(parent) => ID_BYTES + parent.as_str().len(),
-        Link::Infer | Link::Root => 0,
-    };
     let pending = match &call.tokens {
         CallTokens::Placed { .. } => 0,
         CallTokens::Waiting(pending) | CallTokens::Unresolved(pending) => of_pending(pending),
     };
-    2 * call.id.as_str().len() + link + size_of_val(&*call.versions) + pending
+    2 * call.id.as_str().len() + of_link(&call.link) + size_of_val(&*call.versions) + pending
+}
+
+fn of_link(link: &Link) -> usize {
+    match link {
+        Link::Parent(parent) => ID_BYTES + parent.as_str().len(),
+        Link::Infer | Link::Root => 0,
+    }
 }
 
 /// Bytes of a delta whose base is missing, and its place among those that wait.

@@ -3,8 +3,9 @@
 //! Above a part of the budget ([`super::Eviction`]), whoever has brought memory there lets go of the tokens of those rollouts that
 //! were used least recently ([`Store::make_room`]), after its own rollout's lock: so memory is given back as fast as it is taken,
 //! and nobody waits for a task to do it. Above one mark only idle rollouts are let go of, so that what cannot leave does not have
-//! all that is in use come and go; above the next all but the one in hand. What stays of a rollout is a skeleton ([`crate::rollout`], `evict`). Nothing leaves whose
-//! last record is not durable, and nothing at all where the log does not keep its records.
+//! all that is in use come and go; above the next all but the one in hand. What stays of a rollout is a skeleton
+//! ([`crate::rollout`], `evict`). Nothing leaves whose last record is not durable, and nothing at all where the log does not keep
+//! its records.
 //!
 //! What needs tokens that are not there has them brought back ([`Store::restore`]) by a thread that reads the log, makes the rollout
 //! anew from its records, and puts its tokens in their place; meanwhile other events of the same stream wait, and no others.
@@ -104,15 +105,17 @@ impl Live {
         evicted
     }
 
-    /// Takes its tokens from the rollout that was made again.
+    /// Takes its tokens from the rollout that was made again; false, and nothing is changed, if that is another.
     fn restore(&mut self, again: Rollout) -> bool {
         let before = self.rollout.resident_bytes();
-        let restored = self.rollout.restore(again);
+        if !self.rollout.restore(again) {
+            return false;
+        }
         if let Some(finalised) = &self.finalised {
             *finalised.0.lock() = self.rollout.finalised().cloned();
         }
         self.share.come_back(self.rollout.resident_bytes().saturating_sub(before));
-        restored
+        true
     }
 
     /// What its tokens are made from, if they are not there.
@@ -279,20 +282,13 @@ impl Store {
         restored.await.unwrap_or_else(|_| Err(not_read_back("the service is about to stop")))
     }
 
-    /// Has them in memory before this returns; must not be called while anything of the rollout is on its way to the disk.
-    pub(super) fn restored(&self, key: &RolloutKey) -> Result<Restored, Refusal> {
-        let lacks_tokens =
-            |entry: Arc<Entry>| matches!(&*entry.slot.lock(), Slot::Live(live) if !live.rollout.has_tokens());
-        if self.entry(key).is_some_and(lacks_tokens) { self.restore_now(key) } else { Ok(Restored::Now) }
-    }
-
-    /// Has them read back on this thread, which waits for the disk.
+    /// Has them read back on this thread, which waits for the disk, if they are not there.
     pub(super) fn restore_now(&self, key: &RolloutKey) -> Result<Restored, Refusal> {
-        let Some(log) = self.source.get() else { return Err(not_read_back("it does not keep its records")) };
         let began_ms = self.clock.now_ms();
         for last_try in [false, false, true] {
             let Some(entry) = self.entry(key) else { return Ok(Restored::Now) };
             let Some(source) = source(&entry) else { return Ok(Restored::Now) };
+            let Some(log) = self.source.get() else { return Err(not_read_back("it does not keep its records")) };
             let again = match again(&**log, key, &source) {
                 Ok(again) => again,
                 // Written forward meanwhile, it is somewhere else, and perhaps not on disk yet.

@@ -51,7 +51,7 @@ impl Sequencer {
         let entries: Vec<_> =
             self.store().rollouts.iter().map(|entry| (entry.key().clone(), entry.value().clone())).collect();
         for (key, entry) in entries {
-            let restored = self.store().restored(&key);
+            let restored = self.store().restore_now(&key);
             debug_assert!(restored.is_ok(), "{restored:?}");
             let slot = entry.slot.lock();
             let rollout = match &*slot {

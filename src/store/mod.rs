@@ -351,7 +351,7 @@ impl Store {
         receiver
     }
 
-    /// The same on a thread that may wait.
+    /// Gives the sequencing task something to do, on a thread that may wait while its line is full.
     fn command_now(&self, command: Command) {
         // Without the task nobody wants it.
         let _ = self.commands.blocking_send(command);

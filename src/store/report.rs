@@ -88,7 +88,9 @@ impl Store {
         if let Reply::Refused(_) = &answer.reply {
             self.count_refusal(reference);
         }
-        self.make_room(Some(&reference.key()));
+        if self.lacks_room() {
+            self.make_room(Some(&reference.key()));
+        }
         answer
     }
 
