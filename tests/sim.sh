@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The simulation: the service with workers, trainers and a disk that fails, in one thread and in a time of its own, from seeds.
-#   tests/sim.sh [--seeds N] [--first-seed S]     many seeds, each a world of its own
+#   tests/sim.sh [--seeds N] [--first-seed S]     many seeds, each a world of its own; with --twice, each of them twice: all
+#                                                 that happens must happen again
 #   tests/sim.sh --seed S                         one seed, with all that happens in it
 # Ends with "N passed, N failed", and with 0 only if nothing failed. `cargo test` does a short run.
 set -euo pipefail

@@ -48,7 +48,8 @@ impl Sequencer {
     #[must_use]
     pub fn image(&self) -> Image {
         let mut image = Image::default();
-        let entries: Vec<_> =
+        // Tokens are read back for it, and others leave for them: in the same order each time.
+        let entries: BTreeMap<_, _> =
             self.store().rollouts.iter().map(|entry| (entry.key().clone(), entry.value().clone())).collect();
         for (key, entry) in entries {
             let restored = self.store().restore_now(&key);

@@ -64,6 +64,9 @@ fn main() -> ExitCode {
     };
     match number("--seed") {
         Some(seed) => run::one(seed),
-        None => run::many(number("--seeds"), number("--first-seed")),
+        None => {
+            let twice = arguments.iter().any(|argument| argument == "--twice");
+            run::many(number("--seeds"), number("--first-seed"), twice)
+        }
     }
 }

@@ -20,7 +20,7 @@ const SEEDS: u64 = 500;
 const THREADS: usize = 2;
 /// How long no seed may come to its end; only a failing one takes so long.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// One in so many seeds is run twice, and must leave the same trace.
+/// One in so many seeds is run twice, if not all are, and must leave the same trace.
 const TWICE: u64 = 25;
 /// So many seeds reach everything that is counted.
 const SEEDS_REACH_ALL: usize = 500;
@@ -93,15 +93,15 @@ pub(crate) fn one(seed: u64) -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs so many seeds from this one on, after those that failed once.
-pub(crate) fn many(seeds: Option<u64>, first: Option<u64>) -> ExitCode {
+/// Runs so many seeds from this one on, after those that failed once; each of them twice, or some.
+pub(crate) fn many(seeds: Option<u64>, first: Option<u64>, twice: bool) -> ExitCode {
     let (seeds, first) = (seeds.unwrap_or(SEEDS), first.unwrap_or(1));
     println!("tests/sim.sh --seeds {seeds} --first-seed {first}");
     let kept = KEPT.lines().filter_map(|line| line.split('#').next()?.trim().parse().ok());
     let all: Vec<u64> = kept.chain(first..first.saturating_add(seeds)).collect();
     let begun = Instant::now();
     let (mut counts, mut passed, mut failures) = (Counts::new(), 0, 0);
-    let (results, underway) = begin(all.clone());
+    let (results, underway) = begin(all.clone(), if twice { 1 } else { TWICE });
     for _ in 0..all.len() {
         match results.recv_timeout(SILENCE_MAX) {
             Ok((_, Ok(counted))) => {
@@ -134,8 +134,8 @@ pub(crate) fn many(seeds: Option<u64>, first: Option<u64>) -> ExitCode {
 /// What came of a seed.
 type Done = (u64, Result<Counts, String>);
 
-/// Has threads run all seeds; gives what comes of them, and which are under way.
-fn begin(all: Vec<u64>) -> (Receiver<Done>, Arc<Mutex<BTreeSet<u64>>>) {
+/// Has threads run all seeds, one in so many twice; gives what comes of them, and which are under way.
+fn begin(all: Vec<u64>, twice: u64) -> (Receiver<Done>, Arc<Mutex<BTreeSet<u64>>>) {
     let (done, results) = channel();
     let (all, next, underway) = (Arc::new(all), Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::default()));
     for _ in 0..THREADS {
@@ -145,7 +145,7 @@ fn begin(all: Vec<u64>) -> (Receiver<Done>, Arc<Mutex<BTreeSet<u64>>>) {
             let telemetry = Telemetry::new();
             while let Some(seed) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
                 under.lock().insert(*seed);
-                let result = check(*seed, &telemetry);
+                let result = check(*seed, twice, &telemetry);
                 under.lock().remove(seed);
                 telemetry.upkeep();
                 if done.send((*seed, result)).is_err() {
@@ -157,10 +157,10 @@ fn begin(all: Vec<u64>) -> (Receiver<Done>, Arc<Mutex<BTreeSet<u64>>>) {
     (results, underway)
 }
 
-/// Runs a seed, some of them twice.
-fn check(seed: u64, telemetry: &Arc<Telemetry>) -> Result<Counts, String> {
+/// Runs a seed, one in so many twice.
+fn check(seed: u64, twice: u64, telemetry: &Arc<Telemetry>) -> Result<Counts, String> {
     let outcome = attempt(seed, telemetry, false);
-    if seed.is_multiple_of(TWICE) && attempt(seed, telemetry, false).digest != outcome.digest {
+    if seed.is_multiple_of(twice) && attempt(seed, telemetry, false).digest != outcome.digest {
         let [one, other] = [attempt(seed, telemetry, true), attempt(seed, telemetry, true)].map(|run| run.lines);
         let differ = one.iter().zip(&other).find(|(one, other)| one != other);
         return Err(format!("it leaves another trace each time; the first difference, if it is one: {differ:#?}"));
