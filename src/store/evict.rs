@@ -23,9 +23,10 @@ use crate::log::segments::ReadError;
 use crate::log::{Log, LogError, Position};
 use crate::rollout::settings::RolloutSettings;
 use crate::rollout::{FinalisedRollout, Rollout};
+use crate::telemetry::Held;
 
 use super::carry::{Reading, happened_to};
-use super::recency::Place;
+use super::recency::{Listed, Place};
 use super::{Entry, Live, RolloutKey, Slot, Store};
 
 /// A finalised rollout, for all who hold it: whole, or as what is left of it without its tokens.
@@ -44,6 +45,20 @@ impl Finalised {
             Some(rollout) => Arc::clone(rollout),
             None => unreachable!("it is away only under this lock"),
         }
+    }
+}
+
+/// Where a rollout's tokens are.
+pub(crate) enum Tokens {
+    /// In memory, with the rollout's place among those that may leave it, if they are worth it.
+    Here(Option<Listed>),
+    /// In the log only, and counted as that.
+    Away { _counted: Held },
+}
+
+impl Tokens {
+    fn are_listed_at(&self, place: Place) -> bool {
+        matches!(self, Self::Here(Some(listed)) if listed.is_at(place))
     }
 }
 
@@ -83,8 +98,8 @@ impl Live {
     pub(super) fn used(&mut self, store: &Store, entry: &Arc<Entry>) {
         (self.used_ms, self.is_awaited) = (store.clock.now_ms(), false);
         let holds_enough = self.rollout.has_tokens() && self.rollout.token_bytes() >= store.eviction.token_bytes_min;
-        if self.listed.is_none() && holds_enough && store.keeps_records() {
-            self.listed = Some(store.recency.list(self.used_ms, entry));
+        if matches!(self.tokens, Tokens::Here(None)) && holds_enough && store.keeps_records() {
+            self.tokens = Tokens::Here(Some(store.recency.list(self.used_ms, entry)));
         }
     }
 
@@ -93,7 +108,7 @@ impl Live {
         let before = self.rollout.resident_bytes();
         let evicted = match &self.finalised {
             Some(finalised) => {
-                let mut held = finalised.0.lock();
+                let mut held = finalised.shared.0.lock();
                 *held = None;
                 let evicted = self.rollout.evict();
                 *held = self.rollout.finalised().cloned();
@@ -112,7 +127,7 @@ impl Live {
             return false;
         }
         if let Some(finalised) = &self.finalised {
-            *finalised.0.lock() = self.rollout.finalised().cloned();
+            *finalised.shared.0.lock() = self.rollout.finalised().cloned();
         }
         self.share.come_back(self.rollout.resident_bytes().saturating_sub(before));
         true
@@ -187,7 +202,7 @@ impl Store {
     fn evict(&self, entry: &Arc<Entry>, place: Place, is_own: bool) -> Evicted {
         let mut slot = entry.slot.lock();
         let live = match &mut *slot {
-            Slot::Live(live) if live.listed.as_ref().is_some_and(|listed| listed.is_at(place)) => live,
+            Slot::Live(live) if live.tokens.are_listed_at(place) => live,
             Slot::Live(_) | Slot::Ended(..) | Slot::Removed => return Evicted::Ended,
         };
         let now_ms = self.clock.now_ms();
@@ -198,13 +213,12 @@ impl Store {
         let is_durable = !self.journal.is_open() || self.journal.is_durable(live.last_position);
         let is_wanted = is_own || (live.is_awaited && !is_idle);
         if is_old && !is_wanted && may_leave && is_durable && live.evict() {
-            live.listed = None;
-            live.evicted = Some(self.telemetry.evicted());
+            live.tokens = Tokens::Away { _counted: self.telemetry.evicted() };
             return Evicted::Done;
         }
         // What may leave and cannot yet is looked at again after all others, and its idle time goes on.
         let listed_ms = if is_old && may_leave { now_ms } else { live.used_ms };
-        live.listed = Some(self.recency.list(listed_ms, entry));
+        live.tokens = Tokens::Here(Some(self.recency.list(listed_ms, entry)));
         // Whoever is listed behind it was used later.
         if is_old && !may_leave { Evicted::Stays } else { Evicted::Listed }
     }
@@ -248,7 +262,7 @@ impl Store {
     pub fn holds(&self, key: &RolloutKey, finalised: &Arc<Finalised>) -> bool {
         let Some(entry) = self.entry(key) else { return false };
         match &*entry.slot.lock() {
-            Slot::Live(live) => live.finalised.as_ref().is_some_and(|held| Arc::ptr_eq(held, finalised)),
+            Slot::Live(live) => live.finalised.as_ref().is_some_and(|held| Arc::ptr_eq(&held.shared, finalised)),
             Slot::Ended(..) | Slot::Removed => false,
         }
     }
@@ -329,7 +343,7 @@ impl Store {
         }
         let restored = live.restore(again);
         if restored {
-            live.evicted = None;
+            live.tokens = Tokens::Here(None);
             live.used(self, entry);
             live.is_awaited = true;
         }

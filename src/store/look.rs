@@ -57,7 +57,7 @@ impl Store {
             about,
             opened_unix_ms: live.opened_unix_ms,
             heard_unix_ms: live.heard_unix_ms,
-            finalised_unix_ms: live.finalised_unix_ms,
+            finalised_unix_ms: live.finalised.as_ref().map(|finalised| finalised.unix_ms),
             settings_version: live.settings_version,
             refused_requests: live.refused_requests,
             resident_bytes: live.rollout.resident_bytes(),

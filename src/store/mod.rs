@@ -26,7 +26,7 @@ pub mod sequencer;
 mod timers;
 pub mod watch;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -41,14 +41,14 @@ use crate::log::journal::Journal;
 use crate::log::{Log, Position};
 use crate::rollout::Rollout;
 use crate::rollout::run_settings::RunSettings;
-use crate::telemetry::{Held, RunMetrics, Telemetry};
+use crate::telemetry::{RunMetrics, Telemetry};
 
 use carry::Reading;
 use clock::Clock;
 use effect::{Ended, Notice, Sequenced};
-use evict::Finalised;
+use evict::{Finalised, Tokens};
 use memory::{Memory, Share};
-use recency::{Listed, Recency};
+use recency::Recency;
 use sequencer::Command;
 use timers::Timers;
 
@@ -96,28 +96,35 @@ pub(crate) struct Live {
     pub(crate) positions: Vec<Position>,
     pub(crate) opened_unix_ms: u64,
     pub(crate) heard_unix_ms: u64,
-    pub(crate) finalised_unix_ms: Option<u64>,
-    /// Where the record that finalised it stood first, which may be before the copy that it was read from.
-    pub(crate) finalised_position: Option<Position>,
-    /// It, for all others who hold it, if it is finalised.
-    pub(crate) finalised: Option<Arc<Finalised>>,
+    /// What is known besides, if it is finalised.
+    pub(crate) finalised: Option<Box<FinalisedFacts>>,
     /// When its tokens were used last, on the store's clock.
     pub(crate) used_ms: u64,
-    /// Its place among those whose tokens may leave memory.
-    pub(crate) listed: Option<Listed>,
+    pub(crate) tokens: Tokens,
     /// Its tokens were brought back, and who asked for them has not used them yet.
     pub(crate) is_awaited: bool,
-    /// It counts among those whose tokens have left.
-    pub(crate) evicted: Option<Held>,
     pub(crate) refused_requests: u64,
     /// The last record that it was judged from.
     pub(crate) last_position: Position,
     /// Who reported the calls that wait for their base.
-    pub(crate) reporters: HashMap<CallIndex, ReporterId>,
+    pub(crate) reporters: BTreeMap<CallIndex, ReporterId>,
     /// What it holds in memory.
     pub(crate) share: Arc<Share>,
     /// Of this, the texts of its ids.
     pub(crate) texts_bytes: u64,
+}
+
+// There may be a hundred thousand that wait: it fits a size of the allocator, and what few have is behind a pointer.
+const _: () = assert!(size_of::<Live>() <= 192);
+
+/// What the store knows of a finalised rollout.
+pub(crate) struct FinalisedFacts {
+    pub(crate) unix_ms: u64,
+    /// Where the record that finalised it stood first, which may be before the copy that it was read from. It is not known before
+    /// that record has a position.
+    pub(crate) position: Option<Position>,
+    /// The rollout, for all others who hold it.
+    pub(crate) shared: Arc<Finalised>,
 }
 
 /// A stream of reports, to which notices can be sent.

@@ -202,7 +202,7 @@ impl Sequencer {
         live.measure();
         let (sequenced, ended) = store.sequenced(key, live, &applied.effects, store.unix_ms());
         if matches!(sequenced, Some(Sequenced::Finalised { .. })) {
-            live.finalised_position = self.copied_finalised().or(Some(position));
+            live.finalised_at(self.copied_finalised().unwrap_or(position));
         }
         let now = OpenFacts::of(&live.rollout).filter(|_| ended.is_none());
         live.run.counts.moved(before, now);

@@ -18,7 +18,7 @@ use super::effect::{Ended, FinalisedNow, Notice, Outcome, Sequenced};
 use super::evict::Finalised;
 use super::memory::Growth;
 use super::sequencer::{Admission, Admitted, Command};
-use super::{Live, OpenFacts, ReporterId, RolloutKey, Slot, Store, figures};
+use super::{FinalisedFacts, Live, OpenFacts, ReporterId, RolloutKey, Slot, Store, figures};
 
 /// What an event was answered, and from which record it was judged: the answer leaves when that is durable.
 #[derive(Debug)]
@@ -335,7 +335,7 @@ impl Store {
             live.positions.push(live.last_position);
         }
         if finalises {
-            live.finalised_position = Some(live.last_position);
+            live.finalised_at(live.last_position);
         }
         self.tell_reporters(key, live, &applied.effects);
         if let (Some((call, _)), Some(reporter)) = (&applied.call, reporter)
@@ -366,10 +366,10 @@ impl Store {
             match effect {
                 Effect::Finalised(rollout) => {
                     let at_ms = self.clock.now_ms();
-                    live.finalised_unix_ms = Some(unix_ms);
                     live.share.closed();
                     let finalised = Finalised::new(Arc::clone(rollout));
-                    live.finalised = Some(Arc::clone(&finalised));
+                    let facts = FinalisedFacts { unix_ms, position: None, shared: Arc::clone(&finalised) };
+                    live.finalised = Some(Box::new(facts));
                     let (rollout, share) = (Arc::clone(rollout), Arc::clone(&live.share));
                     let finalised = FinalisedNow { rollout, finalised, unix_ms, at_ms, share };
                     return (Some(Sequenced::Finalised { key, attempt, finalised: Box::new(finalised) }), None);
@@ -406,9 +406,16 @@ impl Store {
 }
 
 impl Live {
+    /// Notes where the record stands that has finalised it.
+    pub(super) fn finalised_at(&mut self, position: Position) {
+        if let Some(finalised) = &mut self.finalised {
+            finalised.position = Some(position);
+        }
+    }
+
     /// Counts what it holds. What is finalised holds what it held, and what is made of it is counted with that.
     pub(super) fn measure(&self) {
-        if self.finalised_unix_ms.is_none() {
+        if self.finalised.is_none() {
             let (held, refused) = (self.rollout.resident_bytes(), self.rollout.refused_bytes());
             let positions = self.positions.capacity() * size_of::<Position>();
             self.share.set(self.texts_bytes + held + refused + positions as u64);

@@ -38,6 +38,9 @@ const PROBE_TICK: Duration = Duration::from_millis(2);
 const DRIP_TICK: Duration = Duration::from_millis(20);
 /// How many ticks pass before each round.
 const SETTLE_TICKS: usize = 500;
+/// Calls of a rollout that is looked at, and after how long it is asked for anew.
+const LOOKED_AT_CALLS: u64 = 10_000;
+const LOOK_TICK: Duration = Duration::from_millis(500);
 /// Connections of an attack.
 const CONNECTIONS: usize = 8;
 
@@ -56,15 +59,18 @@ enum Attack {
     Refusals,
     /// One rollout of very many siblings of one prompt.
     Siblings,
+    /// A large rollout that is looked at in full, again and again, by those who never read what they are shown.
+    Looks,
 }
 
-const ATTACKS: [(Attack, &str); 6] = [
+const ATTACKS: [(Attack, &str); 7] = [
     (Attack::Halves, "256 half messages"),
     (Attack::Drips, "256 drips of a byte in 20 ms"),
     (Attack::Unread, "256 streams that never read"),
     (Attack::Openings, "tiny rollouts without end"),
     (Attack::Refusals, "refused events without end"),
     (Attack::Siblings, "siblings of one prompt without end"),
+    (Attack::Looks, "256 unread looks at 10,000 calls without end"),
 ];
 
 /// p50 and p99 of a worker's answers, beside each attack.
@@ -150,6 +156,10 @@ async fn measure(
 /// Begins an attack, which lasts until what is given back is dropped.
 async fn begin(attack: Attack, address: &str, round: usize) -> JoinSet<()> {
     let mut attackers = JoinSet::new();
+    let looked_at = format!("looked-at-{round}");
+    if matches!(attack, Attack::Looks) {
+        large(address, &looked_at).await;
+    }
     for number in 0..CONNECTIONS {
         let address = address.to_owned();
         match attack {
@@ -170,22 +180,74 @@ async fn begin(attack: Attack, address: &str, round: usize) -> JoinSet<()> {
                 )
             }))),
             Attack::Siblings => drop(attackers.spawn(flood(address, move |at| {
-                let sibling = v1::Call {
-                    call_id: at.to_string(),
-                    agent_id: "main".to_owned(),
-                    sequence: at,
-                    prompt: Some(v1::Prompt {
-                        prompt: Some(v1::prompt::Prompt::TokenIds(Bytes::from_static(&[7; 400]))),
-                    }),
-                    generation_token_ids: Bytes::copy_from_slice(&u32::try_from(at).unwrap_or(0).to_le_bytes()),
-                    generation_logprobs: Some(Bytes::from_static(&[0; 4])),
-                    ..v1::Call::default()
-                };
-                request(RUN, &format!("siblings-{round}-{number}"), at, Event::Call(sibling))
+                request(RUN, &format!("siblings-{round}-{number}"), at, Event::Call(sibling(at)))
             }))),
+            Attack::Looks => drop(attackers.spawn(looks(address, looked_at.clone()))),
         }
     }
     attackers
+}
+
+/// One of many samples of one prompt.
+fn sibling(at: u64) -> v1::Call {
+    let prompt = v1::prompt::Prompt::TokenIds(Bytes::from_static(&[7; 400]));
+    v1::Call {
+        call_id: at.to_string(),
+        agent_id: "main".to_owned(),
+        sequence: at,
+        prompt: Some(v1::Prompt { prompt: Some(prompt) }),
+        generation_token_ids: Bytes::copy_from_slice(&u32::try_from(at).unwrap_or(0).to_le_bytes()),
+        generation_logprobs: Some(Bytes::from_static(&[0; 4])),
+        ..v1::Call::default()
+    }
+}
+
+/// Reports a rollout of very many calls.
+async fn large(address: &str, rollout: &str) {
+    let calls = (1..=LOOKED_AT_CALLS).map(|at| request(RUN, rollout, at, Event::Call(sibling(at))));
+    let calls: Vec<_> = calls.collect();
+    let mut harness = client::harness(connect(address).await);
+    let mut responses = harness.report(stream::iter(calls)).await.expect("a stream of reports").into_inner();
+    for _ in 0..LOOKED_AT_CALLS {
+        responses.message().await.expect("the stream goes on").expect("an answer");
+    }
+}
+
+/// On one connection, asks for all of a rollout as often at once as it may, reads nothing, gives up and asks again.
+async fn looks(address: String, rollout: String) {
+    let stream = TcpStream::connect(&address).await.expect("the service listens");
+    let (mut client, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
+    let _connection = AbortOnDrop(tokio::spawn(async move { drop(connection.await) }));
+    let message =
+        v1::GetRolloutRequest { run_id: RUN.to_owned(), rollout_id: rollout, ..v1::GetRolloutRequest::default() };
+    let mut framed = vec![0];
+    framed.extend(u32::try_from(message.encoded_len()).expect("a length").to_be_bytes());
+    framed.extend(message.encode_to_vec());
+    let framed = Bytes::from(framed);
+    let mut every = interval(LOOK_TICK);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let mut asked = Vec::new();
+        for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+            let uri = format!("http://{address}/hedgerow.v1.InspectService/GetRollout");
+            let head = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+            client = client.ready().await.expect("the connection lasts");
+            let (response, mut sender) =
+                client.send_request(head.body(()).expect("a request"), false).expect("there may be one more");
+            sender.send_data(framed.clone(), true).expect("the stream is open");
+            asked.push((response, sender));
+        }
+        every.tick().await;
+    }
+}
+
+/// A task that ends with whoever began it.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 fn heartbeat() -> Event {

@@ -1,6 +1,6 @@
 //! Opening rollouts: what needs more than the rollout itself to judge.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::{Reason, Refusal};
@@ -14,6 +14,7 @@ use crate::rollout::settings::RolloutSettings;
 use crate::telemetry::RolloutEnd;
 
 use super::super::effect::{Outcome, Sequenced};
+use super::super::evict::Tokens;
 use super::super::memory::{Growth, Share};
 use super::super::report::{attempt_superseded, newer_attempt_too_late};
 use super::super::{Entry, Live, OpenFacts, RolloutKey, Run, Slot, figures};
@@ -280,16 +281,13 @@ impl Live {
             positions: Vec::new(),
             opened_unix_ms: unix_ms,
             heard_unix_ms: unix_ms,
-            finalised_unix_ms: None,
-            finalised_position: None,
             finalised: None,
             used_ms: now_ms,
-            listed: None,
+            tokens: Tokens::Here(None),
             is_awaited: false,
-            evicted: None,
             refused_requests: 0,
             last_position: share.opened(),
-            reporters: HashMap::new(),
+            reporters: BTreeMap::new(),
             share,
             texts_bytes: texts_bytes(reference),
         }

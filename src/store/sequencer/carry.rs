@@ -136,7 +136,7 @@ impl Sequencer {
             opened_unix_ms,
             records: u32::try_from(positions.len()).unwrap_or(u32::MAX),
             given_to,
-            finalised: live.finalised_position,
+            finalised: live.finalised.as_ref().and_then(|finalised| finalised.position),
         };
         let begins = Record::RolloutCopyBegins(Box::new(begins));
         let new_home = self.log(&begins, None);
@@ -156,7 +156,7 @@ impl Sequencer {
 /// its way to the disk. The copy would stand behind that, and have a rollout come back that has retired.
 fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
     let Some(finalised) = &live.finalised else { return Some(Vec::new()) };
-    let (number, _) = run.retained.iter().find(|(_, retained)| retained.is_of(finalised))?;
+    let (number, _) = run.retained.iter().find(|(_, retained)| retained.is_of(&finalised.shared))?;
     let mut all = Vec::new();
     for (name, group) in run.queue.groups().filter(|(_, group)| !group.definition().ephemeral) {
         let (Ok(consumer_group), Some(units)) = (ConsumerGroupId::parse(name), group.units_of(number)) else {
