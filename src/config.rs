@@ -39,6 +39,8 @@ pub struct Config {
     pub log_segment_bytes: u64,
     /// What rollouts, groups and tombstones may hold in memory, in bytes; up to a quarter more while rollouts are finished.
     pub memory_budget_bytes: u64,
+    /// How long units from before a restart are kept for the trainers that hold them, in milliseconds; 0: not at all.
+    pub restart_grace_ms: u64,
     /// How log lines look.
     pub log_format: LogFormat,
     /// Which log lines are written, as `tracing` filters say it: `info`, `hedgerow=debug`.
@@ -90,6 +92,7 @@ impl Default for Config {
             log_budget_bytes: limits::LOG_BUDGET_BYTES,
             log_segment_bytes: limits::LOG_SEGMENT_BYTES,
             memory_budget_bytes: limits::MEMORY_BUDGET_BYTES,
+            restart_grace_ms: limits::RESTART_GRACE_MS,
             log_format: LogFormat::Human,
             log_filter: "info".to_owned(),
         }
@@ -131,6 +134,10 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_budget_bytes: Option<u64>,
+    /// Milliseconds for which units from before a restart are kept for the trainers that hold them [default: 10000]
+    #[arg(long, value_name = "MILLISECONDS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_grace_ms: Option<u64>,
     /// How log lines look [default: human]
     #[arg(long, value_name = "FORMAT")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -228,6 +235,7 @@ impl Config {
             log_budget_bytes,
             log_segment_bytes,
             memory_budget_bytes,
+            restart_grace_ms,
             log_format,
             log_filter,
         } = self;
@@ -240,7 +248,7 @@ impl Config {
             "listen = \"{listen}\"\nhttp_listen = \"{http_listen}\"\n\
              allow_insecure_public_listen = {allow_insecure_public_listen}\ndata_directory = {data_directory:?}\n\
              durability = \"{durability}\"\nlog_budget_bytes = {log_budget_bytes}\nlog_segment_bytes = {log_segment_bytes}\n\
-             memory_budget_bytes = {memory_budget_bytes}\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
+             memory_budget_bytes = {memory_budget_bytes}\nrestart_grace_ms = {restart_grace_ms}\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
         )
     }
 }

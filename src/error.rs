@@ -145,6 +145,10 @@ reasons! {
     UnitNotUndeliverable = FailedPrecondition "unit_not_undeliverable",
     /// Another stream was opened under the consumer's name.
     ConsumerInUse = FailedPrecondition "consumer_in_use",
+    /// The consumer group was sought back to a checkpoint.
+    Sought = Aborted "sought",
+    /// What a checkpoint says is not kept any more.
+    NotRetained = FailedPrecondition "not_retained",
     /// The consumer does not read what it is sent.
     ConsumerTooSlow = ResourceExhausted "consumer_too_slow",
     /// A message is larger than any that is taken.

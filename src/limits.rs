@@ -142,7 +142,7 @@ pub const GROUP_MEMBER_BYTES: u64 = 96;
 /// Estimated bytes of a tombstone with its place in the map and its ids' texts of usual length.
 pub const TOMBSTONE_BYTES: u64 = 704;
 /// Estimated bytes of a unit in a consumer group's line, without its id's text.
-pub const UNIT_BYTES: u64 = 400;
+pub const UNIT_BYTES: u64 = 464;
 
 /// Largest message taken from a client.
 pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -303,6 +303,11 @@ pub const LOG_PASS_DIVISOR: u64 = 8;
 pub const LOG_CARRIED_ROLLOUTS: usize = 256;
 /// See [`LOG_CARRIED_ROLLOUTS`].
 pub const LOG_CARRIED_BYTES: u64 = 128 << 20;
+/// Finalised rollouts whose end is decided at once, for each run and reason.
+pub const RETIRED_AT_ONCE: usize = 1024;
+/// How long units from before a restart are kept for the trainers that hold them, unless the configuration says otherwise: time
+/// for all of them to find out and come back.
+pub const RESTART_GRACE_MS: u64 = 10_000;
 /// Rollouts that have ended in one record.
 pub const TOMBSTONES_RECORD_MAX: usize = 1024;
 /// One place is known in memory for so many bytes of the log.

@@ -39,6 +39,8 @@ pub struct ServiceOptions {
     pub telemetry: Arc<Telemetry>,
     /// What rollouts may hold in memory.
     pub memory_budget_bytes: u64,
+    /// How long units from before a restart are kept for the trainers that hold them.
+    pub restart_grace_ms: u64,
 }
 
 /// Where a service's records go, and come back from.
@@ -55,7 +57,7 @@ pub enum LogSource {
 }
 
 impl Default for ServiceOptions {
-    /// Free loopback ports, a log in memory that survives nothing, the machine's clock.
+    /// Free loopback ports, a log in memory that survives nothing, the machine's clock; what is read waits for nobody.
     fn default() -> Self {
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
         Self {
@@ -65,6 +67,7 @@ impl Default for ServiceOptions {
             clock: Clock::machine(),
             telemetry: Telemetry::install(),
             memory_budget_bytes: limits::MEMORY_BUDGET_BYTES,
+            restart_grace_ms: 0,
         }
     }
 }
@@ -124,10 +127,11 @@ pub fn take_small_pages() -> std::io::Result<()> {
 /// # Errors
 /// If the log cannot be read, or an address not be listened on.
 pub async fn start(options: ServiceOptions) -> Result<RunningService, ServiceError> {
-    let ServiceOptions { grpc, http, log, clock, telemetry, memory_budget_bytes } = options;
+    let ServiceOptions { grpc, http, log, clock, telemetry, memory_budget_bytes, restart_grace_ms } = options;
     let readiness = Arc::new(Readiness::starting("the log is about to be read"));
     let eviction = Eviction::default();
-    let store_options = StoreOptions { clock, telemetry: Arc::clone(&telemetry), memory_budget_bytes, eviction };
+    let store_options =
+        StoreOptions { clock, telemetry: Arc::clone(&telemetry), memory_budget_bytes, eviction, restart_grace_ms };
     let (store, commands) = Store::new(store_options);
     let listener = listen(grpc).await?;
     let grpc_address = listener.local_addr().map_err(|source| ServiceError::Listen { address: grpc, source })?;

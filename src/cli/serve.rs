@@ -60,6 +60,7 @@ async fn serve(config: Config, salvage: bool) -> Result<(), Failure> {
         grpc: config.listen,
         http: Some(config.http_listen),
         memory_budget_bytes: config.memory_budget_bytes,
+        restart_grace_ms: config.restart_grace_ms,
         ..ServiceOptions::default()
     };
     let started = tokio::select! {

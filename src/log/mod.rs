@@ -124,6 +124,31 @@ pub enum Record {
         /// The unit.
         unit: UnitId,
     },
+    /// Finalised rollouts are not kept any longer, though no acknowledgement comes just then.
+    RolloutsRetired {
+        /// Their run.
+        run: RunId,
+        /// Which, each with its attempt. One that a consumer group holds by then stays.
+        rollouts: Vec<(RolloutId, u32)>,
+        /// Why.
+        reason: RetiredFor,
+    },
+    /// A consumer group is not there any more, for nobody has subscribed for so long.
+    ConsumerGroupExpired {
+        /// Its run.
+        run: RunId,
+        /// Its name.
+        consumer_group: ConsumerGroupId,
+    },
+    /// A consumer group went back: what it had acknowledged at a position is acknowledged, and nothing else.
+    Sought {
+        /// Its run.
+        run: RunId,
+        /// Its name.
+        consumer_group: ConsumerGroupId,
+        /// The position.
+        to: Position,
+    },
     /// From here on the log can be read without what stands before: so many [`Record::RunSnapshot`] follow, with nothing else of
     /// the sequencing task between them.
     SnapshotBegins {
@@ -141,7 +166,7 @@ pub enum Record {
         /// When it was made, milliseconds since the Unix epoch.
         created_unix_ms: u64,
         /// Its consumer groups.
-        consumer_groups: Vec<(ConsumerGroupId, GroupDefinition)>,
+        consumer_groups: Vec<GroupSnapshot>,
     },
     /// What a run had counted at the end of the last snapshot.
     RunTotals {
@@ -173,6 +198,41 @@ pub enum Record {
     },
 }
 
+/// Why a finalised rollout is not kept any longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetiredFor {
+    /// Its rows were acknowledged so long ago as its run keeps them.
+    Retention,
+    /// Its rows were acknowledged, and what they take was needed.
+    Room,
+    /// No consumer group was given its rows for as long, or as much, as its run keeps them.
+    Unclaimed,
+}
+
+impl RetiredFor {
+    /// The reason in a word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Retention | Self::Room => "acknowledged",
+            Self::Unclaimed => "unclaimed",
+        }
+    }
+}
+
+/// A consumer group as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupSnapshot {
+    /// Its name.
+    pub consumer_group: ConsumerGroupId,
+    /// What its units are.
+    pub definition: GroupDefinition,
+    /// Where it was made.
+    pub made_at: Position,
+    /// How often it was sought.
+    pub seek_count: u64,
+}
+
 /// What is known of a rollout's opening where a copy of it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CopyBegins {
@@ -201,6 +261,8 @@ pub struct CopiedUnits {
     pub acknowledged: Vec<UnitId>,
     /// Units that were dropped, and why.
     pub dropped: Vec<(UnitId, DropReason)>,
+    /// When units were acknowledged that ever were: at which positions that began and ended, in turn.
+    pub histories: Vec<(UnitId, Vec<u64>)>,
 }
 
 /// A rollout that has ended.

@@ -64,4 +64,6 @@ pub struct ConsumerGroupTotals {
     pub acknowledged: SettledSum,
     /// Dropped ones, by reason.
     pub dropped: Vec<(DropReason, SettledSum)>,
+    /// The last position at which something changed of units that are not remembered any more.
+    pub forgotten_through: u64,
 }

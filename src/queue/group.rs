@@ -17,18 +17,28 @@ pub struct ConsumerGroup<K, P> {
     pub(super) consumers: Consumers,
     /// Since when it has had no consumer.
     pub(super) idle_since_ms: Option<u64>,
+    pub(super) made_at: u64,
+    /// The last acknowledgement or seek.
+    pub(super) changed_at: u64,
+    pub(super) seek_count: u64,
+    /// Until when units of before a restart are only for those who say that they hold them.
+    pub(super) grace_until_ms: u64,
 }
 
 impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
-    /// A group without units and consumers.
+    /// A group without units and consumers, made at this moment.
     #[must_use]
-    pub fn new(definition: GroupDefinition, bounds: QueueBounds, now_ms: u64) -> Self {
+    pub fn new(definition: GroupDefinition, bounds: QueueBounds, made_at: u64, now_ms: u64) -> Self {
         Self {
             definition,
             bounds,
             ledger: Ledger::new(),
             consumers: Consumers::new(bounds.max_units_in_flight),
             idle_since_ms: Some(now_ms),
+            made_at,
+            changed_at: made_at,
+            seek_count: 0,
+            grace_until_ms: 0,
         }
     }
 
@@ -132,11 +142,18 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
 
     /// An acknowledgement is durable. Ends the unit's lease, whoever has it. Does nothing if the unit is not known, is
     /// acknowledged, or was dropped for another reason than being undeliverable.
-    pub fn apply_ack(&mut self, id: &UnitId) -> Vec<QueueEffect<K>> {
+    pub fn apply_ack(&mut self, id: &UnitId, at: u64) -> Vec<QueueEffect<K>> {
+        self.changed_at = self.changed_at.max(at);
         if self.judge_ack(id) != AckResult::Acknowledged {
             return Vec::new();
         }
-        let effect = self.ledger.place_of(id).and_then(|(number, _)| self.relocate(number, Place::Acknowledged));
+        let Some((number, _)) = self.ledger.place_of(id) else {
+            return Vec::new();
+        };
+        if let Some(unit) = self.ledger.units.get_mut(&number) {
+            unit.history.begin(at);
+        }
+        let effect = self.relocate(number, Place::Acknowledged);
         self.verify();
         effect.into_iter().collect()
     }
@@ -225,6 +242,26 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     pub fn units_of(&self, source: &K) -> Option<impl Iterator<Item = (&UnitId, Place)>> {
         let units = &self.ledger.sources.get(source)?.units;
         Some(units.iter().filter_map(|number| self.ledger.units.get(number)).map(|unit| (&unit.id, unit.place)))
+    }
+
+    /// Whether the rollout was given to this group, and is not forgotten.
+    #[must_use]
+    pub fn knows(&self, source: &K) -> bool {
+        self.ledger.sources.contains_key(source)
+    }
+
+    /// The rollouts that it was given and has not forgotten.
+    pub fn sources(&self) -> impl Iterator<Item = &K> {
+        self.ledger.sources.keys()
+    }
+
+    /// From a restart until then, units are only for those who say that they hold them: consumers come back at their own pace.
+    pub fn hold_back(&mut self, until_ms: u64) {
+        self.grace_until_ms = until_ms;
+        for number in self.ledger.waiting.clone() {
+            self.relocate(number, Place::Delayed { until_ms });
+        }
+        self.verify();
     }
 
     /// Whether the rollout holds back its memory for this group: known, and not settled.

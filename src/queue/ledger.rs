@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::consumers::UnitNumber;
 use super::effect::QueueEffect;
+use super::seek::History;
 use super::unit::{DropReason, NewUnit, Place, Unit, UnitId};
 
 /// So many units, with so many tokens in all.
@@ -165,6 +166,8 @@ pub(super) struct Ledger<K, P> {
     /// Those that can be released by hand.
     pub(super) undeliverable: BTreeSet<UnitNumber>,
     pub(super) counts: Counts,
+    /// The last moment at which a unit changed that is not remembered any more.
+    pub(super) forgotten_through: u64,
     next_number: UnitNumber,
 }
 
@@ -178,6 +181,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             delayed: BTreeSet::new(),
             undeliverable: BTreeSet::new(),
             counts: Counts::default(),
+            forgotten_through: 0,
             next_number: 0,
         }
     }
@@ -210,6 +214,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             pushed_at_ms: now_ms,
             deliveries: 0,
             place: Place::Waiting,
+            history: History::default(),
             payload: Some(new.payload),
         };
         self.units.insert(number, unit);
@@ -270,6 +275,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         };
         debug_assert!(unit.place.is_settled(), "only settled units are forgotten");
         self.numbers.remove(&unit.id);
+        self.forgotten_through = self.forgotten_through.max(unit.history.last_change());
         self.undeliverable.remove(&number);
         self.counts.forgotten.add(unit.tokens, unit.rows);
         let sum = SettledSum { units: 1, tokens: unit.tokens, rows: unit.rows };

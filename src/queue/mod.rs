@@ -11,7 +11,7 @@
 //!
 //! **Records and memory.** What must survive is applied from records that are durable, in the order of their positions:
 //! [`Queue::apply_group`], [`ConsumerGroup::push`], [`ConsumerGroup::apply_ack`], [`ConsumerGroup::apply_drop`],
-//! [`ConsumerGroup::apply_release`], [`ConsumerGroup::forget_source`]. The same sequence of these gives the same settled
+//! [`ConsumerGroup::apply_release`], [`ConsumerGroup::apply_seek`], [`ConsumerGroup::forget_source`]. The same sequence of these gives the same settled
 //! units, counts and effects, whatever consumers did in between. Consumers, leases, delays, delivery numbers and the
 //! parking place are memory only: after a restart every unsettled unit waits at its place, and a consumer that comes back says what it
 //! holds. What asks (`judge_*`) changes nothing; what a clock or a consumer's end decides comes back as a [`Decision`].
@@ -40,6 +40,7 @@ mod group;
 mod invariants;
 mod lease;
 mod ledger;
+mod seek;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -54,6 +55,7 @@ pub use effect::{
 };
 pub use group::ConsumerGroup;
 pub use ledger::{RowStates, SettledSum, Tally};
+pub use seek::{History, SeekRefused};
 pub use stats::{ConsumerFacts, GroupStats, WaitReason, WaitingFor};
 pub use unit::{ConsumerId, DropReason, NewUnit, ParkedFor, Place, UnitId, UnitKind};
 
@@ -116,9 +118,15 @@ impl<K: Ord + Clone, P: Clone> Queue<K, P> {
     }
 
     /// Makes the group, unless there is one of that name: the first definition stands.
-    pub fn apply_group(&mut self, name: &str, definition: GroupDefinition, now_ms: u64) -> &mut ConsumerGroup<K, P> {
+    pub fn apply_group(
+        &mut self,
+        name: &str,
+        definition: GroupDefinition,
+        made_at: u64,
+        now_ms: u64,
+    ) -> &mut ConsumerGroup<K, P> {
         let bounds = self.bounds;
-        self.groups.entry(name.to_owned()).or_insert_with(|| ConsumerGroup::new(definition, bounds, now_ms))
+        self.groups.entry(name.to_owned()).or_insert_with(|| ConsumerGroup::new(definition, bounds, made_at, now_ms))
     }
 
     /// Takes a group out, with all that it had not settled.

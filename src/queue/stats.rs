@@ -69,6 +69,11 @@ pub enum WaitReason {
         /// When the first comes back.
         until_ms: u64,
     },
+    /// The service has started anew, and until then what waits is only for those who say that they hold it.
+    HeldBack {
+        /// When it is for all.
+        until_ms: u64,
+    },
     /// It gave no credit.
     NoCredit,
     /// The oldest unit does not fit what is left of its credit.
@@ -183,6 +188,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let Some((_, head)) = self.ledger.head() else {
             let counts = &self.ledger.counts;
             return match self.ledger.delayed.first() {
+                Some(&(until_ms, _)) if until_ms == self.grace_until_ms => WaitReason::HeldBack { until_ms },
                 Some(&(until_ms, _)) => WaitReason::Delayed { until_ms },
                 None if counts.leased.tally.units + counts.parked.tally.units > 0 => WaitReason::AllOut,
                 None => WaitReason::NothingQueued,

@@ -28,11 +28,11 @@ pub(super) fn bounds() -> QueueBounds {
 }
 
 pub(super) fn group() -> Group {
-    ConsumerGroup::new(definition(), bounds(), 0)
+    ConsumerGroup::new(definition(), bounds(), 0, 0)
 }
 
 pub(super) fn tail() -> Group {
-    ConsumerGroup::new(GroupDefinition { ephemeral: true, ..definition() }, bounds(), 0)
+    ConsumerGroup::new(GroupDefinition { ephemeral: true, ..definition() }, bounds(), 0, 0)
 }
 
 pub(super) fn id(name: &str) -> UnitId {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::seek::History;
+
 /// The stable id of a unit. For units of one row it is the row id, for whole rollouts `run/rollout/attempt`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitId(Arc<str>);
@@ -156,6 +158,7 @@ pub(super) struct Unit<K, P> {
     /// How often it was given out since it was pushed or released.
     pub(super) deliveries: u32,
     pub(super) place: Place,
+    pub(super) history: History,
     /// `None` once it was freed; see [`Place::keeps_payload`].
     pub(super) payload: Option<P>,
 }

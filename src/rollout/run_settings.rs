@@ -14,6 +14,13 @@ pub const MAX_DELIVERIES: u32 = 5;
 /// How long an ended rollout is remembered, unless the run says otherwise.
 pub const TOMBSTONE_RETENTION_MS: u64 = 72 * HOUR_MS;
 
+/// How long rows are kept that every consumer group has acknowledged, unless the run says otherwise.
+pub const RETENTION_MS: u64 = 0;
+/// How long rows are kept that no consumer group was given, unless the run says otherwise.
+pub const UNCLAIMED_RETENTION_MS: u64 = 24 * HOUR_MS;
+/// How long a consumer group may be without a subscription, unless the run says otherwise.
+pub const CONSUMER_GROUP_IDLE_EXPIRY_MS: u64 = 7 * 24 * HOUR_MS;
+
 const HOUR_MS: u64 = 60 * 60 * 1000;
 
 /// What a trainer gets at once, and acknowledges at once.
@@ -62,6 +69,16 @@ pub struct RunSettings {
     pub tombstone_retention_ms: u64,
     /// Consumer groups that are there from the start, each name once.
     pub consumer_groups: Vec<(ConsumerGroupId, ConsumerGroupSettings)>,
+    /// Those of them that do not expire.
+    pub required_consumer_groups: Vec<ConsumerGroupId>,
+    /// How long rows are kept that every consumer group has acknowledged, while there is room.
+    pub retention_ms: u64,
+    /// How long rows are kept that no consumer group was given.
+    pub unclaimed_retention_ms: u64,
+    /// How many bytes of memory and log such rows may take; none: no limit of their own.
+    pub unclaimed_retention_bytes: Option<u64>,
+    /// How long a consumer group may be without a subscription before it expires.
+    pub consumer_group_idle_expiry_ms: u64,
 }
 
 impl RunSettings {
@@ -74,7 +91,18 @@ impl RunSettings {
             lease_ms: limits::LEASE_MS,
             tombstone_retention_ms: TOMBSTONE_RETENTION_MS,
             consumer_groups: Vec::new(),
+            required_consumer_groups: Vec::new(),
+            retention_ms: RETENTION_MS,
+            unclaimed_retention_ms: UNCLAIMED_RETENTION_MS,
+            unclaimed_retention_bytes: None,
+            consumer_group_idle_expiry_ms: CONSUMER_GROUP_IDLE_EXPIRY_MS,
         }
+    }
+
+    /// Whether a consumer group never expires.
+    #[must_use]
+    pub fn requires(&self, consumer_group: &ConsumerGroupId) -> bool {
+        self.required_consumer_groups.contains(consumer_group)
     }
 }
 

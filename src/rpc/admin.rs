@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use crate::error::{Reason, Refusal};
@@ -15,7 +14,7 @@ use crate::store::report::Reply;
 use crate::store::sequencer::Command;
 
 use super::convert::fields::identifier;
-use super::{Shared, convert, draining, ended_message, refused, run_id, status};
+use super::{Shared, convert, ended_message, refused, run_id, status};
 
 /// How long a drain waits for streams to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(9);
@@ -29,18 +28,6 @@ impl Admin {
     pub(super) fn new(shared: Shared) -> Self {
         Self { shared }
     }
-
-    /// Asks the sequencing task, and waits until what it answered from is durable.
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<Result<T, Refusal>>) -> Command) -> Result<T, Status> {
-        let gone = || draining("ask again after the delay");
-        let (reply, answer) = oneshot::channel();
-        if !self.shared.store.command(command(reply)).await {
-            return Err(gone());
-        }
-        let answer = answer.await.map_err(|_| gone())?;
-        self.shared.store.durable(self.shared.store.last_position()).await;
-        answer.map_err(refused)
-    }
 }
 
 #[tonic::async_trait]
@@ -52,7 +39,7 @@ impl v1::admin_service_server::AdminService for Admin {
         let request = request.into_inner();
         let run = run_id(&request.run_id)?;
         let settings = convert::settings::run_settings(request.settings).map_err(|refusal| refused(*refusal))?;
-        let facts = self.ask(|reply| Command::CreateRun(run.clone(), Arc::new(settings), reply)).await?;
+        let facts = self.shared.decide(|reply| Command::CreateRun(run.clone(), Arc::new(settings), reply)).await?;
         let run = convert::settings::run(&run, &facts.settings, facts.settings_version, facts.created_unix_ms);
         Ok(Response::new(v1::CreateRunResponse { run: Some(run) }))
     }
@@ -65,7 +52,8 @@ impl v1::admin_service_server::AdminService for Admin {
         let run = run_id(&request.run_id)?;
         let settings = convert::settings::run_settings(request.settings).map_err(|refusal| refused(*refusal))?;
         let version = request.expected_settings_version;
-        let facts = self.ask(|reply| Command::UpdateRun(run.clone(), Arc::new(settings), version, reply)).await?;
+        let facts =
+            self.shared.decide(|reply| Command::UpdateRun(run.clone(), Arc::new(settings), version, reply)).await?;
         let run = convert::settings::run(&run, &facts.settings, facts.settings_version, facts.created_unix_ms);
         Ok(Response::new(v1::UpdateRunSettingsResponse { run: Some(run) }))
     }
@@ -87,7 +75,7 @@ impl v1::admin_service_server::AdminService for Admin {
     ) -> Result<Response<v1::DeleteRunResponse>, Status> {
         let request = request.into_inner();
         let run = run_id(&request.run_id)?;
-        let deleted = self.ask(|reply| Command::DeleteRun(run, request.force, reply)).await?;
+        let deleted = self.shared.decide(|reply| Command::DeleteRun(run, request.force, reply)).await?;
         Ok(Response::new(v1::DeleteRunResponse {
             open_rollouts: deleted.open_rollouts,
             unacknowledged_rows: deleted.unacknowledged_rows,
@@ -117,7 +105,9 @@ impl v1::admin_service_server::AdminService for Admin {
         let consumer_group =
             identifier(&request.consumer_group, "consumer_group", ConsumerGroupId::parse).map_err(refused)?;
         let unit = UnitId::new(request.unit_id);
-        self.ask(|reply| Command::ReleaseUnit { run, consumer_group, unit, drop: request.drop, reply }).await?;
+        self.shared
+            .decide(|reply| Command::ReleaseUnit { run, consumer_group, unit, drop: request.drop, reply })
+            .await?;
         Ok(Response::new(v1::ReleaseUnitResponse {}))
     }
 

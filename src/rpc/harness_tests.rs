@@ -20,6 +20,7 @@ fn shared() -> (Shared, mpsc::Receiver<Command>) {
         clock: Clock::manual(),
         telemetry: Telemetry::new(),
         memory_budget_bytes: 1 << 20,
+        restart_grace_ms: 0,
         eviction: Eviction::default(),
     };
     let (store, commands) = Store::new(options);

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic_health::server::HealthReporter;
@@ -39,6 +39,7 @@ use crate::proto::v1::inspect_service_server::InspectServiceServer;
 use crate::proto::v1::trainer_service_server::TrainerServiceServer;
 use crate::proto::{FILE_DESCRIPTOR_SET, v1};
 use crate::store::Store;
+use crate::store::sequencer::Command;
 use crate::telemetry::{Readiness, Ready};
 
 pub use outgoing::TrainersRoom;
@@ -119,6 +120,21 @@ impl Shared {
         let mut draining = self.draining.clone();
         // The sender lives as long as the service; without it there is nothing to wait for.
         let _ = draining.wait_for(|draining| *draining).await;
+    }
+
+    /// Has the sequencing task decide something, and waits until what it answered from is durable.
+    async fn decide<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<T, Refusal>>) -> Command,
+    ) -> Result<T, tonic::Status> {
+        let gone = || draining("ask again after the delay");
+        let (reply, answer) = oneshot::channel();
+        if !self.store.command(command(reply)).await {
+            return Err(gone());
+        }
+        let answer = answer.await.map_err(|_| gone())?;
+        self.store.durable(self.store.last_position()).await;
+        answer.map_err(refused)
     }
 }
 

@@ -22,13 +22,13 @@ use crate::queue::{ConsumerId, UnitId};
 use crate::store::sequencer::{AckOutcome, Command, Subscription, ToConsumer, UnitDelivery};
 
 use super::connection::ConnectionShare;
-use super::convert::fields::{duration_ms, identifier, optional_identifier};
+use super::convert::fields::{duration, duration_ms, identifier, optional_identifier};
 use super::convert::parts::UnitParts;
 use super::convert::rows::TOKEN_BYTES;
 use super::convert::trainer as messages;
 use super::outgoing::{self, Outgoing, Responses};
 use super::receive::{self, Messages};
-use super::{Shared, convert, draining, not_in_this_release, refused};
+use super::{Shared, convert, draining, refused};
 
 /// The service.
 pub(super) struct Trainer {
@@ -62,13 +62,24 @@ impl v1::trainer_service_server::TrainerService for Trainer {
 
     async fn checkpoint(
         &self,
-        _request: Request<v1::CheckpointRequest>,
+        request: Request<v1::CheckpointRequest>,
     ) -> Result<Response<v1::CheckpointResponse>, Status> {
-        Err(not_in_this_release("checkpoints"))
+        let request = request.into_inner();
+        let (run, consumer_group) = group_of(&request.run_id, &request.consumer_group).map_err(refused)?;
+        let facts = self.shared.decide(|reply| Command::Checkpoint { run, consumer_group, reply }).await?;
+        Ok(Response::new(v1::CheckpointResponse {
+            checkpoint: facts.token.into(),
+            acknowledged_units: facts.acknowledged_units,
+            retained: (facts.retention_ms > 0).then(|| duration(facts.retention_ms)),
+        }))
     }
 
-    async fn seek(&self, _request: Request<v1::SeekRequest>) -> Result<Response<v1::SeekResponse>, Status> {
-        Err(not_in_this_release("seeking to a checkpoint"))
+    async fn seek(&self, request: Request<v1::SeekRequest>) -> Result<Response<v1::SeekResponse>, Status> {
+        let request = request.into_inner();
+        let (run, consumer_group) = group_of(&request.run_id, &request.consumer_group).map_err(refused)?;
+        let token = request.checkpoint.into();
+        let sought = self.shared.decide(|reply| Command::Seek { run, consumer_group, token, reply }).await?;
+        Ok(Response::new(v1::SeekResponse { seek_count: sought.seek_count, restored_units: sought.restored_units }))
     }
 }
 
@@ -76,6 +87,11 @@ impl Trainer {
     pub(super) fn new(shared: Shared) -> Self {
         Self { shared }
     }
+}
+
+fn group_of(run: &str, consumer_group: &str) -> Result<(RunId, ConsumerGroupId), Refusal> {
+    let run = identifier(run, "run_id", RunId::parse)?;
+    Ok((run, identifier(consumer_group, "consumer_group", ConsumerGroupId::parse)?))
 }
 
 /// A subscription that was joined.
@@ -104,7 +120,7 @@ impl AcksOutstanding {
 
     /// Waits for room for what a request will be answered.
     async fn begin(&self, command: &Command) {
-        let (Command::Ack(_, units) | Command::Nack(_, units, _)) = command else { return };
+        let (Command::Ack(_, units, _) | Command::Nack(_, units, _)) = command else { return };
         let weight = u32::try_from(Self::weight(units.len())).unwrap_or(u32::MAX);
         if let Ok(room) = self.0.acquire_many(weight).await {
             // It comes back with the answer.
@@ -334,7 +350,9 @@ fn command(consumer: ConsumerId, request: v1::SubscribeRequest) -> Result<Comman
         Ok(ids.into_iter().map(UnitId::new).collect::<Vec<_>>())
     };
     match request.request {
-        Some(subscribe_request::Request::Ack(ack)) => Ok(Command::Ack(consumer, units(ack.unit_ids, "ack.unit_ids")?)),
+        Some(subscribe_request::Request::Ack(ack)) => {
+            Ok(Command::Ack(consumer, units(ack.unit_ids, "ack.unit_ids")?, ack.seek_count))
+        }
         Some(subscribe_request::Request::Nack(nack)) => {
             let delay_ms = duration_ms(nack.delay.as_ref(), "nack.delay")?;
             Ok(Command::Nack(consumer, units(nack.unit_ids, "nack.unit_ids")?, delay_ms))

@@ -113,6 +113,9 @@ pub fn gather(log: &dyn Log, wanted: Wanted) -> Result<Option<Gathered>, LogErro
             | Record::SnapshotBegins { .. }
             | Record::RunSnapshot { .. }
             | Record::RunTotals { .. }
+            | Record::RolloutsRetired { .. }
+            | Record::ConsumerGroupExpired { .. }
+            | Record::Sought { .. }
             | Record::Tombstones { .. } => None,
         };
     })?;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::forest::Placement;
-use crate::ids::{CallId, ConsumerGroupId, GroupId, RunId};
-use crate::log::Position;
+use crate::ids::{CallId, ConsumerGroupId, GroupId, RolloutId, RunId};
+use crate::log::{Position, RetiredFor};
 use crate::queue::{ConsumerId, DropReason, GroupDefinition, UnitId};
 use crate::rollout::FinalisedRollout;
 use crate::rollout::event::Discarded;
@@ -15,7 +15,7 @@ use crate::rollout::run_settings::RunSettings;
 use super::RolloutKey;
 use super::evict::Finalised;
 use super::memory::Share;
-use super::sequencer::AckOutcome;
+use super::sequencer::{AckOutcome, SeekReady, SeekReply};
 
 /// How a rollout's attempt ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,6 +130,35 @@ pub enum Sequenced {
         /// The unit.
         unit: UnitId,
     },
+    /// Finalised rollouts are not kept any longer, but for those that are held by then.
+    RolloutsRetired {
+        /// Their run.
+        run: RunId,
+        /// Which, each with its attempt.
+        rollouts: Vec<(RolloutId, u32)>,
+        /// Why.
+        reason: RetiredFor,
+    },
+    /// Nobody has subscribed to a consumer group for long.
+    ConsumerGroupExpired {
+        /// Its run.
+        run: RunId,
+        /// Its name.
+        consumer_group: ConsumerGroupId,
+    },
+    /// All that was logged before a seek was judged is applied. Not in replay.
+    SeekReady(Box<SeekReady>),
+    /// A consumer group went back.
+    Sought {
+        /// Its run.
+        run: RunId,
+        /// Its name.
+        consumer_group: ConsumerGroupId,
+        /// What was acknowledged there is acknowledged.
+        to: Position,
+        /// Who asked; none in replay.
+        reply: Option<SeekReply>,
+    },
     /// A consumer is told what became of its acknowledgements. Not in replay.
     Acks {
         /// The consumer.
@@ -170,8 +199,15 @@ impl Sequenced {
             | Self::ConsumerGroup { run, .. }
             | Self::Acknowledged { run, .. }
             | Self::UnitDropped { run, .. }
-            | Self::UnitReleased { run, .. } => Some(run),
-            Self::Acks { .. } | Self::Reached(_) | Self::Snapshot { .. } | Self::Reclaim { .. } => None,
+            | Self::UnitReleased { run, .. }
+            | Self::RolloutsRetired { run, .. }
+            | Self::ConsumerGroupExpired { run, .. }
+            | Self::Sought { run, .. } => Some(run),
+            Self::Acks { .. }
+            | Self::Reached(_)
+            | Self::SeekReady(_)
+            | Self::Snapshot { .. }
+            | Self::Reclaim { .. } => None,
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::group::Group;
-use crate::queue::{DropReason, Place};
+use crate::queue::{DropReason, History, Place};
 
 use super::sequencer::Sequencer;
 use super::{RolloutKey, Slot};
@@ -39,8 +39,12 @@ pub struct Image {
     pub rollouts: BTreeMap<RolloutKey, RolloutImage>,
     /// Groups, by run and id.
     pub groups: BTreeMap<(String, String), Group>,
-    /// Units of consumer groups, by run, consumer group and unit.
-    pub units: BTreeMap<(String, String, String), UnitImage>,
+    /// Units of consumer groups, by run, consumer group and unit, with the positions at which each was acknowledged and was not any
+    /// more, in turn.
+    pub units: BTreeMap<(String, String, String), (UnitImage, Vec<u64>)>,
+    /// Consumer groups, by run and name: where each was made and last changed, how often it was sought, and up to where what it
+    /// knew is forgotten.
+    pub consumer_groups: BTreeMap<(String, String), [u64; 4]>,
 }
 
 impl Sequencer {
@@ -75,13 +79,18 @@ impl Sequencer {
         for (run, group, state) in self.all_groups() {
             image.groups.insert((run.to_string(), group.to_string()), state.clone());
         }
-        for (run, name, unit, place) in self.all_units() {
-            let place = match place {
-                Place::Acknowledged => UnitImage::Acknowledged,
-                Place::Dropped(reason) => UnitImage::Dropped(reason),
-                Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Parked(_) => UnitImage::Due,
-            };
-            image.units.insert((run.to_string(), name, unit), place);
+        for (run, name, group) in self.all_consumer_groups() {
+            let facts = [group.made_at(), group.changed_at(), group.seek_count(), group.forgotten_through()];
+            image.consumer_groups.insert((run.to_string(), name.to_owned()), facts);
+            for (unit, place) in group.units() {
+                let place = match place {
+                    Place::Acknowledged => UnitImage::Acknowledged,
+                    Place::Dropped(reason) => UnitImage::Dropped(reason),
+                    Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Parked(_) => UnitImage::Due,
+                };
+                let moments = group.history(unit).map(History::moments).unwrap_or_default();
+                image.units.insert((run.to_string(), name.to_owned(), unit.as_str().to_owned()), (place, moments));
+            }
         }
         image
     }

@@ -11,6 +11,7 @@
 //! guard of the map is dropped in the statement that takes it.
 
 pub mod carry;
+pub mod checkpoint;
 pub mod clock;
 pub mod effect;
 pub mod evict;
@@ -123,6 +124,8 @@ pub(crate) struct FinalisedFacts {
     /// Where the record that finalised it stood first, which may be before the copy that it was read from. It is not known before
     /// that record has a position.
     pub(crate) position: Option<Position>,
+    /// How manieth of its run it is, once the sequencing task has it.
+    pub(crate) number: Option<u64>,
     /// The rollout, for all others who hold it.
     pub(crate) shared: Arc<Finalised>,
 }
@@ -172,6 +175,8 @@ pub struct StoreOptions {
     pub memory_budget_bytes: u64,
     /// When their tokens leave it.
     pub eviction: Eviction,
+    /// How long units of a log that was read are only for those who say that they hold them.
+    pub restart_grace_ms: u64,
 }
 
 /// When tokens leave memory.
@@ -213,6 +218,7 @@ pub struct Store {
     /// Rollouts whose tokens may leave memory.
     recency: Arc<Recency>,
     eviction: Eviction,
+    restart_grace_ms: u64,
     reporters: DashMap<ReporterId, mpsc::Sender<Notice>>,
     next_id: AtomicU64,
     in_flight: Arc<Semaphore>,
@@ -239,6 +245,7 @@ impl Store {
             source: OnceLock::new(),
             recency: Arc::default(),
             eviction: options.eviction,
+            restart_grace_ms: options.restart_grace_ms,
             reporters: DashMap::new(),
             next_id: AtomicU64::new(1),
             in_flight: Arc::new(Semaphore::new(limits::IN_FLIGHT_BYTES_MAX)),

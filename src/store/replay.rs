@@ -61,6 +61,9 @@ impl Reading {
             | Record::RolloutCopyBegins(_)
             | Record::RolloutCopied { .. }
             | Record::RunTotals { .. }
+            | Record::RolloutsRetired { .. }
+            | Record::ConsumerGroupExpired { .. }
+            | Record::Sought { .. }
             | Record::Tombstones { .. } => (!self.passes_over).then_some(dated),
         }
     }
@@ -100,6 +103,7 @@ impl Sequencer {
         // What did not come to its end comes to nothing.
         self.copying.clear();
         self.count_calls();
+        self.hold_back();
         if let Some(refusal) = self.reading.not_restored.take() {
             return Err(LogError::NotRestored(refusal));
         }
@@ -159,6 +163,15 @@ impl Sequencer {
             }
             Record::UnitReleased { run, consumer_group, unit } => {
                 self.apply(position, Sequenced::UnitReleased { run, consumer_group, unit });
+            }
+            Record::RolloutsRetired { run, rollouts, reason } => {
+                self.apply(position, Sequenced::RolloutsRetired { run, rollouts, reason });
+            }
+            Record::ConsumerGroupExpired { run, consumer_group } => {
+                self.apply(position, Sequenced::ConsumerGroupExpired { run, consumer_group });
+            }
+            Record::Sought { run, consumer_group, to } => {
+                self.apply(position, Sequenced::Sought { run, consumer_group, to, reply: None });
             }
             Record::SnapshotBegins { .. } => {}
             Record::RunSnapshot { run, settings_version, settings, created_unix_ms, consumer_groups } => {

@@ -368,7 +368,8 @@ impl Store {
                     let at_ms = self.clock.now_ms();
                     live.share.closed();
                     let finalised = Finalised::new(Arc::clone(rollout));
-                    let facts = FinalisedFacts { unix_ms, position: None, shared: Arc::clone(&finalised) };
+                    let facts =
+                        FinalisedFacts { unix_ms, position: None, number: None, shared: Arc::clone(&finalised) };
                     live.finalised = Some(Box::new(facts));
                     let (rollout, share) = (Arc::clone(rollout), Arc::clone(&live.share));
                     let finalised = FinalisedNow { rollout, finalised, unix_ms, at_ms, share };

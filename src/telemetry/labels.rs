@@ -111,6 +111,8 @@ pub enum RolloutEnd {
     Finalised,
     /// Its rows are settled and it is forgotten but for a tombstone.
     Retired,
+    /// No consumer group was given its rows for as long as they are kept.
+    Unclaimed,
     /// It ended without rows.
     Discarded(EndReason),
     /// A newer attempt came.
@@ -124,6 +126,7 @@ impl RolloutEnd {
         match self {
             Self::Finalised => ("finalised", NO_REASON),
             Self::Retired => ("retired", NO_REASON),
+            Self::Unclaimed => ("retired", "unclaimed"),
             Self::Discarded(reason) => ("discarded", reason.as_str()),
             Self::Superseded => ("superseded", EndReason::Superseded.as_str()),
         }
@@ -134,7 +137,7 @@ impl RolloutEnd {
     pub fn was_open(self) -> bool {
         match self {
             Self::Finalised | Self::Discarded(_) | Self::Superseded => true,
-            Self::Retired => false,
+            Self::Retired | Self::Unclaimed => false,
         }
     }
 }

@@ -213,11 +213,8 @@ async fn large(address: &str, rollout: &str) {
     }
 }
 
-/// On one connection, asks for all of a rollout as often at once as it may, reads nothing, gives up and asks again.
+/// On one connection after another, asks for all of a rollout as often at once as it may, reads nothing, and gives up.
 async fn looks(address: String, rollout: String) {
-    let stream = TcpStream::connect(&address).await.expect("the service listens");
-    let (mut client, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
-    let _connection = AbortOnDrop(tokio::spawn(async move { drop(connection.await) }));
     let message =
         v1::GetRolloutRequest { run_id: RUN.to_owned(), rollout_id: rollout, ..v1::GetRolloutRequest::default() };
     let mut framed = vec![0];
@@ -227,6 +224,10 @@ async fn looks(address: String, rollout: String) {
     let mut every = interval(LOOK_TICK);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        // Who resets as many streams on one connection is cut off.
+        let stream = TcpStream::connect(&address).await.expect("the service listens");
+        let (mut client, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
+        let _connection = AbortOnDrop(tokio::spawn(async move { drop(connection.await) }));
         let mut asked = Vec::new();
         for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
             let uri = format!("http://{address}/hedgerow.v1.InspectService/GetRollout");

@@ -87,6 +87,7 @@ fn recover(scratch: &Scratch) -> (f64, u64) {
         clock: Clock::machine(),
         telemetry: Telemetry::new(),
         memory_budget_bytes: hedgerow::limits::MEMORY_BUDGET_BYTES,
+        restart_grace_ms: 0,
         eviction: Eviction::default(),
     };
     let (store, _commands) = Store::new(options);

@@ -31,6 +31,7 @@ pub(crate) fn replayed(log: &Arc<MemoryLog>) -> Image {
         clock: Clock::manual(),
         telemetry: Telemetry::new(),
         memory_budget_bytes: hedgerow::limits::MEMORY_BUDGET_BYTES,
+        restart_grace_ms: 0,
         eviction: Eviction::default(),
     };
     let (store, _commands) = Store::new(options);
@@ -95,6 +96,9 @@ fn kind(record: &Record) -> &'static str {
         Record::UnitReleased { .. } => "unit released",
         Record::SnapshotBegins { .. } | Record::RunSnapshot { .. } | Record::RunTotals { .. } => "snapshot",
         Record::Tombstones { .. } => "tombstones",
+        Record::RolloutsRetired { .. } => "rollouts retired",
+        Record::ConsumerGroupExpired { .. } => "consumer group expired",
+        Record::Sought { .. } => "sought",
         Record::RolloutCopyBegins(_) => "copy",
         Record::RolloutCopied { .. } => "copied",
         Record::Rollout { record, .. } => match record {
@@ -158,7 +162,7 @@ fn count(census: &mut Census, log: &MemoryLog, image: &Image) {
         RolloutImage::Ended(how) if how.contains("Retired") => "rollout retired at the end",
         RolloutImage::Ended(_) => "rollout discarded at the end",
     });
-    let units = image.units.values().map(|unit| match unit {
+    let units = image.units.values().map(|(unit, _)| match unit {
         UnitImage::Due => "unit due at the end",
         UnitImage::Acknowledged => "unit acknowledged at the end",
         UnitImage::Dropped(_) => "unit dropped at the end",

@@ -17,6 +17,10 @@ pub(crate) struct Applied {
     pub(crate) units: BTreeMap<String, usize>,
     /// Units of which it was answered that they are acknowledged, or dropped by hand: how many were before.
     settled: BTreeMap<String, usize>,
+    /// How many were settled, ever.
+    settled_count: usize,
+    /// How often the group was sought, or may have been.
+    pub(crate) seeks: usize,
     /// Units that somebody asked to drop by hand.
     pub(crate) drop_asked: BTreeSet<String>,
 }
@@ -25,6 +29,8 @@ pub(crate) struct Applied {
 #[derive(Debug)]
 pub(crate) struct Ask {
     gives_back: bool,
+    /// It says that the units were given out before the last seek.
+    is_old: bool,
     units: Vec<(String, bool)>,
 }
 
@@ -48,13 +54,25 @@ pub(crate) async fn gather(store: &Store, delivery: UnitDelivery) -> Result<Opti
 impl Applied {
     /// How many units are settled.
     pub(crate) fn settled_count(&self) -> usize {
-        self.settled.len()
+        self.settled_count
+    }
+
+    /// Those that are known to be settled.
+    pub(crate) fn settled(&self) -> &BTreeMap<String, usize> {
+        &self.settled
+    }
+
+    /// The group was sought, or may have been: only these are known to be settled still.
+    pub(crate) fn sought(&mut self, stays: impl Fn(&str) -> bool) {
+        self.seeks += 1;
+        self.settled.retain(|unit, _| stays(unit));
     }
 
     /// It was answered that a unit is settled.
     pub(crate) fn settle(&mut self, unit: &str) {
-        let before = self.settled.len();
+        let before = self.settled_count;
         self.settled.entry(unit.to_owned()).or_insert(before);
+        self.settled_count += 1;
     }
 
     /// What is wrong with a unit that was given out when at least so many units were settled, if anything.
@@ -89,12 +107,15 @@ impl Applied {
     }
 
     /// What became of acknowledgements, of which some were known to be settled when they were sent.
-    pub(crate) fn answered(&mut self, ask: &Ask, results: &[(UnitId, AckOutcome)]) -> Result<(), String> {
+    pub(crate) fn answered(&mut self, ask: &Ask, results: &[(UnitId, AckOutcome)], seeks: usize) -> Result<(), String> {
         if !ask.units.iter().map(|(unit, _)| unit.as_str()).eq(results.iter().map(|(unit, _)| unit.as_str())) {
             return Err(format!("{ask:?} is answered {results:?}"));
         }
         for ((unit, was_settled), (_, outcome)) in ask.units.iter().zip(results) {
+            // What was answered before the group was sought says nothing of what is settled now.
+            let is_late = seeks != self.seeks;
             let fine = match (outcome, ask.gives_back) {
+                (AckOutcome::BeforeSeek, false) => ask.is_old,
                 (AckOutcome::Returned, true) => !was_settled,
                 (AckOutcome::NotHeld, true) => true,
                 (AckOutcome::Acknowledged, false) => self.units.contains_key(unit) && !was_settled,
@@ -106,7 +127,7 @@ impl Applied {
             if !fine {
                 return Err(format!("{unit}, settled before: {was_settled}, is {outcome:?}"));
             }
-            if !ask.gives_back && self.units.contains_key(unit) {
+            if !ask.gives_back && !is_late && !ask.is_old && self.units.contains_key(unit) {
                 self.settle(unit);
             }
         }
@@ -114,8 +135,8 @@ impl Applied {
     }
 
     /// An acknowledgement of these units, or that they are given back.
-    pub(crate) fn ask(&self, gives_back: bool, units: &[String]) -> Ask {
+    pub(crate) fn ask(&self, gives_back: bool, is_old: bool, units: &[String]) -> Ask {
         let with = |unit: &String| (unit.clone(), self.settled.contains_key(unit));
-        Ask { gives_back, units: units.iter().map(with).collect() }
+        Ask { gives_back, is_old, units: units.iter().map(with).collect() }
     }
 }

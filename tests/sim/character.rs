@@ -47,6 +47,9 @@ pub(crate) struct Character {
     pub(crate) disk_fills: usize,
     /// Somebody watches rows go by.
     pub(crate) tail: bool,
+    /// The operator keeps checkpoints, and seeks them.
+    pub(crate) seeks: bool,
+    pub(crate) restart_grace_ms: u64,
     pub(crate) settings: Arc<RunSettings>,
     /// The same settings, in the words of the model.
     pub(crate) model: Settings,
@@ -133,6 +136,8 @@ impl Character {
             time_jumps: [0, 100, 500][chance.below(3)],
             disk_fills: [0, 0, 0, 150][chance.below(4)],
             tail: chance.below(3) == 0,
+            seeks: chance.below(3) == 0,
+            restart_grace_ms: [0, 0, 3000, 60_000][chance.below(4)],
             settings: Arc::new(settings),
             model,
         }
@@ -237,6 +242,7 @@ fn settings(chance: &mut SplitMix64, groups: &[ConsumerGroup]) -> (RunSettings, 
         rollout: Arc::new(rollout),
         max_deliveries: [2, 5, 1000][chance.below(3)],
         lease_ms: LEASE_MS,
+        retention_ms: [0, 0, MINUTE_MS, IDLE_MS][chance.below(4)],
         consumer_groups: declared.map(|group| (group.name.clone(), group.settings.clone())).collect(),
         ..RunSettings::with_defaults()
     };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hedgerow::log::segments::faulty::{Fault, FaultyStorage};
 use hedgerow::log::segments::{ReadError, SegmentError};
-use hedgerow::log::{Log, LogError, Position, Record};
+use hedgerow::log::{Log, LogError, Position, Record, RetiredFor};
 use hedgerow::store::image::Image;
 use hedgerow::store::sequencer::Command;
 use hedgerow::telemetry::Telemetry;
@@ -184,6 +184,7 @@ impl Field {
                 Record::SnapshotBegins { .. }
                     | Record::RunSnapshot { .. }
                     | Record::RunTotals { .. }
+                    | Record::RolloutsRetired { reason: RetiredFor::Room, .. }
                     | Record::Tombstones { .. }
                     | Record::RolloutCopyBegins(_)
                     | Record::RolloutCopied { .. }

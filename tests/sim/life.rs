@@ -56,6 +56,7 @@ pub(crate) fn open(world: &World, disk: &FaultyStorage, telemetry: &Arc<Telemetr
         clock: world.clock.clone(),
         telemetry: Arc::clone(telemetry),
         memory_budget_bytes: world.character.memory_budget_bytes,
+        restart_grace_ms: world.character.restart_grace_ms,
         eviction: world.character.eviction,
     });
     let sequencer = Sequencer::new(Arc::clone(&store));

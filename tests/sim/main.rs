@@ -42,6 +42,7 @@ mod model;
 mod operator;
 mod plan;
 mod run;
+mod seek;
 mod tail;
 mod trainer;
 mod worker;

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use crate::executor::Owner;
 use crate::life::Life;
 use crate::world::World;
-use crate::{plan, tail, trainer, worker};
+use crate::{plan, seek, tail, trainer, worker};
 
 /// How long the operator waits between two looks, at most.
 const LOOKS_MS: [usize; 3] = [200, 3000, 120_000];
@@ -37,10 +37,12 @@ pub(crate) fn begin(world: &Rc<World>, life: &Rc<Life>) {
         life.begun.set(true);
         while !world.calm.get() && !life.draining.get() {
             world.wait(world.below(LOOKS_MS[world.below(LOOKS_MS.len())]) as u64).await;
-            match world.below(6) {
+            match world.below(if world.character.seeks { 10 } else { 6 }) {
                 0 => change_settings(&world, &life).await,
                 1 => fill_other_run(&world, &life).await,
                 2 => delete_other_run(&world, &life).await,
+                6..8 => seek::keep(&world, &life).await,
+                8..10 => seek::seek(&world, &life).await,
                 _ => release(&world, &life).await,
             }
         }
@@ -48,7 +50,7 @@ pub(crate) fn begin(world: &Rc<World>, life: &Rc<Life>) {
 }
 
 /// What the sequencing task answers, once that is durable.
-async fn ask<T>(life: &Life, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
+pub(crate) async fn ask<T>(life: &Life, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
     let (reply, answer) = oneshot::channel();
     life.store.command(command(reply)).await;
     let answer = answer.await.ok()?;

@@ -31,12 +31,14 @@ const LINES_SHOWN: usize = 25;
 const KEPT: &str = include_str!("seeds.txt");
 
 /// What must have happened among some hundreds of seeds: a simulation that reaches none of it proves little.
-const REACHED: [&str; 45] = [
+const REACHED: [&str; 50] = [
     "accepted",
     "acknowledged",
     "acknowledged before",
+    "acknowledged from before a seek",
     "already ended",
     "broken streams",
+    "checkpoints kept",
     "discarded",
     "discarded for broken links",
     "discarded for missing calls",
@@ -66,6 +68,8 @@ const REACHED: [&str; 45] = [
     "rows compared",
     "rows seen by tails",
     "runs deleted",
+    "seeks",
+    "seeks refused",
     "settings changed",
     "stops",
     "told of drops",
@@ -76,6 +80,7 @@ const REACHED: [&str; 45] = [
     "units given again",
     "units held again",
     "units read back",
+    "units restored by seeks",
     "workers died",
 ];
 

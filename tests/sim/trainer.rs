@@ -43,8 +43,18 @@ pub(crate) fn begin(world: &Rc<World>, life: &Rc<Life>, group: usize, member: us
     let (world, life) = (Rc::clone(world), Rc::clone(life));
     world.clone().spawner.spawn(Owner::Trainer(group, member), async move {
         let name = format!("trainer {group}.{member}");
-        let mut this =
-            Member { world, life, group, member, name, fresh: Vec::new(), asks: VecDeque::new(), settled_count: 0 };
+        let mut this = Member {
+            world,
+            life,
+            group,
+            member,
+            name,
+            seek_count: 0,
+            seeks: 0,
+            fresh: Vec::new(),
+            asks: VecDeque::new(),
+            settled_count: 0,
+        };
         this.run().await;
     });
 }
@@ -76,6 +86,9 @@ struct Member {
     group: usize,
     member: usize,
     name: String,
+    /// How often the group had been sought, as the service says and as is known here, when it subscribed.
+    seek_count: u64,
+    seeks: usize,
     /// Applied, and not in the checkpoint.
     fresh: Vec<Unit>,
     /// Acknowledgements, and units given back, that are not answered.
@@ -147,6 +160,7 @@ impl Member {
         self.life.answered(position.0);
         match answer {
             Ok(subscribed) => {
+                (self.seek_count, self.seeks) = (subscribed.seek_count, self.applied().borrow().seeks);
                 let joined = &subscribed.joined;
                 self.say(format_args!("joins: holds {:?}, lost {:?}", joined.held, joined.lost));
                 self.world.count("subscriptions", 1);
@@ -220,7 +234,7 @@ impl Member {
             ToConsumer::Unit(delivery) => return self.unit(*delivery).await,
             ToConsumer::Acks(results) => {
                 let judged = match self.asks.pop_front() {
-                    Some(ask) => self.applied().borrow_mut().answered(&ask, &results),
+                    Some(ask) => self.applied().borrow_mut().answered(&ask, &results, self.seeks),
                     None => Err(format!("nothing was asked, and it is told {results:?}")),
                 };
                 self.world.check(&self.name, judged);
@@ -232,6 +246,7 @@ impl Member {
                             AckOutcome::Already => "acknowledged before",
                             AckOutcome::Unknown => "unknown units",
                             AckOutcome::Dropped => "dropped units",
+                            AckOutcome::BeforeSeek => "acknowledged from before a seek",
                             AckOutcome::Returned => "returned",
                             AckOutcome::NotHeld => "not held",
                         },
@@ -342,9 +357,12 @@ impl Member {
             return;
         }
         self.say(format_args!("acknowledges {units:?}"));
-        self.asks_for(false, &units);
+        // Now and then as if they were from before the last seek.
+        let is_old = self.seek_count > 0 && self.world.goes_wrong(6);
+        let seek_count = self.seek_count - u64::from(is_old);
+        self.asks_for(false, is_old, &units);
         let units = units.iter().map(|unit| UnitId::new(unit.as_str())).collect();
-        self.command(Command::Ack(consumer, units)).await;
+        self.command(Command::Ack(consumer, units, seek_count)).await;
     }
 
     /// Gives units back that it has applied or not, at once or to be put off.
@@ -353,7 +371,7 @@ impl Member {
         units.extend(self.applied().borrow().held_by(self.member).into_iter().take(1));
         let delay_ms = self.world.one_in(2).then(|| self.world.below(100_000) as u64);
         self.say(format_args!("gives back {units:?} for {delay_ms:?}"));
-        self.asks_for(true, &units);
+        self.asks_for(true, false, &units);
         let units = units.iter().map(|unit| UnitId::new(unit.as_str())).collect();
         self.command(Command::Nack(consumer, units, delay_ms)).await;
     }
@@ -361,12 +379,13 @@ impl Member {
     /// Acknowledges what is not there.
     async fn ask_for_nothing(&mut self, consumer: ConsumerId) {
         let units = ["sim/nobody/0/main/a".to_owned()];
-        self.asks_for(false, &units);
-        self.command(Command::Ack(consumer, units.iter().map(|unit| UnitId::new(unit.as_str())).collect())).await;
+        self.asks_for(false, false, &units);
+        let units = units.iter().map(|unit| UnitId::new(unit.as_str())).collect();
+        self.command(Command::Ack(consumer, units, self.seek_count)).await;
     }
 
-    fn asks_for(&mut self, gives_back: bool, units: &[String]) {
-        let ask = self.applied().borrow().ask(gives_back, units);
+    fn asks_for(&mut self, gives_back: bool, is_old: bool, units: &[String]) {
+        let ask = self.applied().borrow().ask(gives_back, is_old, units);
         self.asks.push_back(ask);
     }
 }

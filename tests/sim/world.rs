@@ -16,6 +16,7 @@ use crate::executor::Spawner;
 use crate::model::{Model, Said};
 use crate::operator::Runs;
 use crate::plan::Plan;
+use crate::seek::Kept;
 use crate::service::Row;
 
 /// How often something happened, to know that it was worth something.
@@ -31,6 +32,8 @@ pub(crate) struct World {
     pub(crate) answers: RefCell<Vec<Option<Said>>>,
     /// What each consumer group has applied.
     pub(crate) applied: Vec<RefCell<Applied>>,
+    /// Checkpoints that the operator keeps.
+    pub(crate) checkpoints: RefCell<Vec<Kept>>,
     /// Rows that went by.
     pub(crate) seen: RefCell<Vec<Row>>,
     /// Nothing goes wrong any more, and everybody comes to an end.
@@ -68,6 +71,7 @@ impl World {
             model: RefCell::default(),
             answers: RefCell::new(answers),
             applied,
+            checkpoints: RefCell::default(),
             seen: RefCell::default(),
             calm: Cell::new(false),
             disk_may_fail: Cell::new(false),

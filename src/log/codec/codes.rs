@@ -2,6 +2,7 @@
 
 use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
+use crate::log::RetiredFor;
 use crate::queue::{DropReason, UnitKind};
 use crate::rollout::event::{AgentStatus, Decision, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{StartPosition, Unit};
@@ -76,5 +77,6 @@ codes! {
     StartPosition { 1 = Earliest, 2 = Latest }
     UnitKind { 1 = Row, 2 = Rollout }
     Member { 1 = Open, 2 = Finalised, 3 = Out, 4 = WillRetry }
+    RetiredFor { 1 = Retention, 2 = Room, 3 = Unclaimed }
     DropReason { 1 = Undeliverable, 2 = Stale, 3 = Overflow, 4 = Operator, 5 = Forgotten }
 }

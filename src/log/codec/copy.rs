@@ -45,6 +45,17 @@ struct CopiedUnitsMessage {
     acknowledged: Vec<String>,
     #[prost(message, repeated, tag = "3")]
     dropped: Vec<DroppedUnitMessage>,
+    #[prost(message, repeated, tag = "4")]
+    histories: Vec<UnitHistoryMessage>,
+}
+
+/// When a unit was acknowledged: where that began and ended, in turn.
+#[derive(Message)]
+struct UnitHistoryMessage {
+    #[prost(string, tag = "1")]
+    unit: String,
+    #[prost(uint64, repeated, tag = "2")]
+    moments: Vec<u64>,
 }
 
 #[derive(Message)]
@@ -97,10 +108,15 @@ impl CopiedUnitsMessage {
             unit: unit.to_string(),
             reason: reason.code(),
         };
+        let history = |(unit, moments): &(UnitId, Vec<u64>)| UnitHistoryMessage {
+            unit: unit.to_string(),
+            moments: moments.clone(),
+        };
         Self {
             consumer_group: units.consumer_group.to_string(),
             acknowledged: units.acknowledged.iter().map(UnitId::to_string).collect(),
             dropped: units.dropped.iter().map(dropped).collect(),
+            histories: units.histories.iter().map(history).collect(),
         }
     }
 
@@ -108,10 +124,12 @@ impl CopiedUnitsMessage {
         let dropped = |message: DroppedUnitMessage| -> Result<_, Fault> {
             Ok((UnitId::new(message.unit), coded("given_to.dropped.reason", message.reason)?))
         };
+        let history = |message: UnitHistoryMessage| (UnitId::new(message.unit), message.moments);
         Ok(CopiedUnits {
             consumer_group: identifier("given_to.consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
             acknowledged: self.acknowledged.into_iter().map(UnitId::new).collect(),
             dropped: self.dropped.into_iter().map(dropped).collect::<Result<_, _>>()?,
+            histories: self.histories.into_iter().map(history).collect(),
         })
     }
 }

@@ -153,7 +153,7 @@ pub fn decode(kind: u8, payload: &[u8]) -> Result<Record, CodecError> {
 /// The payload of every kind.
 #[derive(Message)]
 struct RecordMessage<'a> {
-    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
+    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18")]
     record: Option<Form<'a>>,
 }
 
@@ -190,6 +190,12 @@ enum Form<'a> {
     RolloutCopied(rollout::RolloutMessage<'a>),
     #[prost(message, tag = "15")]
     RunTotals(totals::RunTotalsMessage),
+    #[prost(message, tag = "16")]
+    RolloutsRetired(queue::RolloutsRetiredMessage),
+    #[prost(message, tag = "17")]
+    ConsumerGroupExpired(queue::ConsumerGroupExpiredMessage),
+    #[prost(message, tag = "18")]
+    Sought(queue::SoughtMessage),
 }
 
 impl Form<'_> {
@@ -211,11 +217,14 @@ impl Form<'_> {
             Self::RolloutCopyBegins(_) => 13,
             Self::RolloutCopied(_) => 14,
             Self::RunTotals(_) => 15,
+            Self::RolloutsRetired(_) => 16,
+            Self::ConsumerGroupExpired(_) => 17,
+            Self::Sought(_) => 18,
         }
     }
 }
 
-const LAST_KIND: u8 = 15;
+const LAST_KIND: u8 = 18;
 
 #[derive(Message)]
 struct RunDeletedMessage {
@@ -288,6 +297,13 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
         Record::UnitReleased { run, consumer_group, unit } => {
             Form::UnitReleased(queue::UnitReleasedMessage::of(run, consumer_group, unit))
         }
+        Record::RolloutsRetired { run, rollouts, reason } => {
+            Form::RolloutsRetired(queue::RolloutsRetiredMessage::of(run, rollouts, *reason))
+        }
+        Record::ConsumerGroupExpired { run, consumer_group } => {
+            Form::ConsumerGroupExpired(queue::ConsumerGroupExpiredMessage::of(run, consumer_group))
+        }
+        Record::Sought { run, consumer_group, to } => Form::Sought(queue::SoughtMessage::of(run, consumer_group, *to)),
         Record::SnapshotBegins { runs } => Form::SnapshotBegins(snapshot::SnapshotBeginsMessage { runs: *runs }),
         Record::RunSnapshot { run, settings_version, settings, created_unix_ms, consumer_groups } => {
             let run = run::RunMessage::of(run, *settings_version, settings);
@@ -336,6 +352,9 @@ fn record_of(kind: u8, payload: &[u8]) -> Result<Record, Fault> {
         Form::Acknowledged(message) => message.into_record(),
         Form::UnitDropped(message) => message.into_record(),
         Form::UnitReleased(message) => message.into_record(),
+        Form::RolloutsRetired(message) => message.into_record(),
+        Form::ConsumerGroupExpired(message) => message.into_record(),
+        Form::Sought(message) => message.into_record(),
         Form::SnapshotBegins(message) => Ok(Record::SnapshotBegins { runs: message.runs }),
         Form::RunSnapshot(message) => message.into_record(),
         Form::Tombstones(message) => message.into_record(),

@@ -2,8 +2,8 @@
 
 use prost::Message;
 
-use crate::ids::{ConsumerGroupId, RunId};
-use crate::log::Record;
+use crate::ids::{ConsumerGroupId, RolloutId, RunId};
+use crate::log::{Position, Record, RetiredFor};
 use crate::queue::{DropReason, GroupDefinition, UnitId};
 
 use super::Fault;
@@ -66,6 +66,90 @@ pub(super) struct UnitReleasedMessage {
     consumer_group: String,
     #[prost(string, tag = "3")]
     unit: String,
+}
+
+#[derive(Message)]
+pub(super) struct RolloutsRetiredMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(message, repeated, tag = "2")]
+    rollouts: Vec<RetiredRolloutMessage>,
+    #[prost(uint32, tag = "3")]
+    reason: u32,
+}
+
+#[derive(Message)]
+struct RetiredRolloutMessage {
+    #[prost(string, tag = "1")]
+    rollout: String,
+    #[prost(uint32, tag = "2")]
+    attempt: u32,
+}
+
+#[derive(Message)]
+pub(super) struct ConsumerGroupExpiredMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(string, tag = "2")]
+    consumer_group: String,
+}
+
+#[derive(Message)]
+pub(super) struct SoughtMessage {
+    #[prost(string, tag = "1")]
+    run: String,
+    #[prost(string, tag = "2")]
+    consumer_group: String,
+    #[prost(uint64, tag = "3")]
+    to: u64,
+}
+
+impl RolloutsRetiredMessage {
+    pub(super) fn of(run: &RunId, rollouts: &[(RolloutId, u32)], reason: RetiredFor) -> Self {
+        let message = |(rollout, attempt): &(RolloutId, u32)| RetiredRolloutMessage {
+            rollout: rollout.to_string(),
+            attempt: *attempt,
+        };
+        Self { run: run.to_string(), rollouts: rollouts.iter().map(message).collect(), reason: reason.code() }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        let rollout = |RetiredRolloutMessage { rollout, attempt }| -> Result<_, Fault> {
+            Ok((identifier("rollouts.rollout", &rollout, RolloutId::parse)?, attempt))
+        };
+        Ok(Record::RolloutsRetired {
+            run: identifier("run", &self.run, RunId::parse)?,
+            rollouts: self.rollouts.into_iter().map(rollout).collect::<Result<_, _>>()?,
+            reason: coded("reason", self.reason)?,
+        })
+    }
+}
+
+impl ConsumerGroupExpiredMessage {
+    pub(super) fn of(run: &RunId, group: &ConsumerGroupId) -> Self {
+        Self { run: run.to_string(), consumer_group: group.to_string() }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        Ok(Record::ConsumerGroupExpired {
+            run: identifier("run", &self.run, RunId::parse)?,
+            consumer_group: identifier("consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
+        })
+    }
+}
+
+impl SoughtMessage {
+    pub(super) fn of(run: &RunId, group: &ConsumerGroupId, to: Position) -> Self {
+        Self { run: run.to_string(), consumer_group: group.to_string(), to: to.0 }
+    }
+
+    pub(super) fn into_record(self) -> Result<Record, Fault> {
+        Ok(Record::Sought {
+            run: identifier("run", &self.run, RunId::parse)?,
+            consumer_group: identifier("consumer_group", &self.consumer_group, ConsumerGroupId::parse)?,
+            to: Position(self.to),
+        })
+    }
 }
 
 impl ConsumerGroupMessage {

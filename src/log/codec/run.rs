@@ -6,7 +6,9 @@ use prost::Message;
 
 use crate::ids::{ConsumerGroupId, Name, RunId};
 use crate::log::Record;
-use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings};
+use crate::rollout::run_settings::{
+    CONSUMER_GROUP_IDLE_EXPIRY_MS, ConsumerGroupSettings, RunSettings, UNCLAIMED_RETENTION_MS,
+};
 use crate::rollout::settings::RolloutSettings;
 
 use super::Fault;
@@ -35,6 +37,18 @@ struct RunSettingsMessage {
     tombstone_retention_ms: u64,
     #[prost(message, repeated, tag = "5")]
     consumer_groups: Vec<ConsumerGroupSettingsMessage>,
+    #[prost(string, repeated, tag = "6")]
+    required_consumer_groups: Vec<String>,
+    #[prost(uint64, tag = "7")]
+    retention_ms: u64,
+    // Absent: the default of the build that first could say something else. Older builds read such runs.
+    #[prost(uint64, optional, tag = "8")]
+    unclaimed_retention_ms: Option<u64>,
+    #[prost(uint64, optional, tag = "9")]
+    unclaimed_retention_bytes: Option<u64>,
+    // As above.
+    #[prost(uint64, optional, tag = "10")]
+    consumer_group_idle_expiry_ms: Option<u64>,
 }
 
 #[derive(Message)]
@@ -98,7 +112,18 @@ impl RunMessage {
 
 impl RunSettingsMessage {
     fn of(settings: &RunSettings) -> Self {
-        let RunSettings { rollout, max_deliveries, lease_ms, tombstone_retention_ms, consumer_groups } = settings;
+        let RunSettings {
+            rollout,
+            max_deliveries,
+            lease_ms,
+            tombstone_retention_ms,
+            consumer_groups,
+            required_consumer_groups,
+            retention_ms,
+            unclaimed_retention_ms,
+            unclaimed_retention_bytes,
+            consumer_group_idle_expiry_ms,
+        } = settings;
         Self {
             rollout: Some(RolloutSettingsMessage::of(rollout)),
             max_deliveries: *max_deliveries,
@@ -108,6 +133,11 @@ impl RunSettingsMessage {
                 .iter()
                 .map(|(name, settings)| ConsumerGroupSettingsMessage::of(name, settings))
                 .collect(),
+            required_consumer_groups: texts(required_consumer_groups),
+            retention_ms: *retention_ms,
+            unclaimed_retention_ms: other_than(*unclaimed_retention_ms, UNCLAIMED_RETENTION_MS),
+            unclaimed_retention_bytes: *unclaimed_retention_bytes,
+            consumer_group_idle_expiry_ms: other_than(*consumer_group_idle_expiry_ms, CONSUMER_GROUP_IDLE_EXPIRY_MS),
         }
     }
 
@@ -122,8 +152,21 @@ impl RunSettingsMessage {
                 .into_iter()
                 .map(ConsumerGroupSettingsMessage::into_settings)
                 .collect::<Result<_, _>>()?,
+            required_consumer_groups: identifiers(
+                "settings.required_consumer_groups",
+                &self.required_consumer_groups,
+                ConsumerGroupId::parse,
+            )?,
+            retention_ms: self.retention_ms,
+            unclaimed_retention_ms: self.unclaimed_retention_ms.unwrap_or(UNCLAIMED_RETENTION_MS),
+            unclaimed_retention_bytes: self.unclaimed_retention_bytes,
+            consumer_group_idle_expiry_ms: self.consumer_group_idle_expiry_ms.unwrap_or(CONSUMER_GROUP_IDLE_EXPIRY_MS),
         })
     }
+}
+
+fn other_than(value: u64, default: u64) -> Option<u64> {
+    (value != default).then_some(value)
 }
 
 impl ConsumerGroupSettingsMessage {

@@ -4,8 +4,7 @@ use prost::Message;
 
 use crate::group::Member;
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
-use crate::log::{EndedMember, EndedRollout, Record};
-use crate::queue::GroupDefinition;
+use crate::log::{EndedMember, EndedRollout, GroupSnapshot, Position, Record};
 
 use super::Fault;
 use super::codes::{Coded, coded};
@@ -35,6 +34,10 @@ struct ConsumerGroupSnapshotMessage {
     consumer_group: String,
     #[prost(message, optional, tag = "2")]
     definition: Option<GroupDefinitionMessage>,
+    #[prost(uint64, tag = "3")]
+    made_at: u64,
+    #[prost(uint64, tag = "4")]
+    seek_count: u64,
 }
 
 #[derive(Message)]
@@ -72,14 +75,12 @@ struct EndedMemberMessage {
 }
 
 impl RunSnapshotMessage {
-    pub(super) fn of(
-        run: RunMessage,
-        created_unix_ms: u64,
-        consumer_groups: &[(ConsumerGroupId, GroupDefinition)],
-    ) -> Self {
-        let message = |(name, definition): &(ConsumerGroupId, GroupDefinition)| ConsumerGroupSnapshotMessage {
-            consumer_group: name.to_string(),
-            definition: Some(GroupDefinitionMessage::of(definition)),
+    pub(super) fn of(run: RunMessage, created_unix_ms: u64, consumer_groups: &[GroupSnapshot]) -> Self {
+        let message = |group: &GroupSnapshot| ConsumerGroupSnapshotMessage {
+            consumer_group: group.consumer_group.to_string(),
+            definition: Some(GroupDefinitionMessage::of(&group.definition)),
+            made_at: group.made_at.0,
+            seek_count: group.seek_count,
         };
         Self { run: Some(run), created_unix_ms, consumer_groups: consumer_groups.iter().map(message).collect() }
     }
@@ -87,8 +88,12 @@ impl RunSnapshotMessage {
     pub(super) fn into_record(self) -> Result<Record, Fault> {
         let (run, settings_version, settings) = present("run", self.run)?.into_parts()?;
         let consumer_group = |message: ConsumerGroupSnapshotMessage| {
-            let name = identifier("consumer_group", &message.consumer_group, ConsumerGroupId::parse)?;
-            Ok((name, present("definition", message.definition)?.into_definition()?))
+            Ok(GroupSnapshot {
+                consumer_group: identifier("consumer_group", &message.consumer_group, ConsumerGroupId::parse)?,
+                definition: present("definition", message.definition)?.into_definition()?,
+                made_at: Position(message.made_at),
+                seek_count: message.seek_count,
+            })
         };
         let consumer_groups = self.consumer_groups.into_iter().map(consumer_group).collect::<Result<_, Fault>>()?;
         let created_unix_ms = self.created_unix_ms;

@@ -69,6 +69,8 @@ struct ConsumerGroupTotalsMessage {
     acknowledged: Option<SettledSumMessage>,
     #[prost(message, repeated, tag = "4")]
     dropped: Vec<DroppedSumMessage>,
+    #[prost(uint64, tag = "5")]
+    forgotten_through: u64,
 }
 
 #[derive(Message)]
@@ -150,7 +152,7 @@ impl CallTotalsMessage {
 
 impl ConsumerGroupTotalsMessage {
     fn of(totals: &ConsumerGroupTotals) -> Self {
-        let ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped } = totals;
+        let ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through } = totals;
         let dropped = dropped
             .iter()
             .map(|(reason, sum)| DroppedSumMessage { reason: reason.code(), sum: Some(SettledSumMessage::of(sum)) });
@@ -159,6 +161,7 @@ impl ConsumerGroupTotalsMessage {
             calls: Some(CallTotalsMessage::of(calls)),
             acknowledged: Some(SettledSumMessage::of(acknowledged)),
             dropped: dropped.collect(),
+            forgotten_through: *forgotten_through,
         }
     }
 
@@ -171,6 +174,7 @@ impl ConsumerGroupTotalsMessage {
             calls: present("calls", self.calls)?.into_totals()?,
             acknowledged: present("acknowledged", self.acknowledged)?.into_sum(),
             dropped: self.dropped.into_iter().map(dropped).collect::<Result<_, _>>()?,
+            forgotten_through: self.forgotten_through,
         })
     }
 }

@@ -6,12 +6,12 @@ use super::*;
 fn a_group_is_fixed_by_whoever_made_it() {
     let mut queue: Queue<u64, &str> = Queue::new(bounds());
     assert_eq!(queue.judge_group("train", &definition()), Ok(GroupVerdict::New));
-    queue.apply_group("train", definition(), 0);
+    queue.apply_group("train", definition(), 0, 0);
     assert_eq!(queue.judge_group("train", &definition()), Ok(GroupVerdict::Exists));
     let requested = GroupDefinition { unit: UnitKind::Rollout, ..definition() };
     let mismatch = ConsumerGroupMismatch { name: "train".into(), declared: definition(), requested: requested.clone() };
     assert_eq!(queue.judge_group("train", &requested), Err(GroupRefused::Mismatch(Box::new(mismatch))));
-    assert_eq!(queue.apply_group("train", requested, 0).definition(), &definition(), "the first stands");
+    assert_eq!(queue.apply_group("train", requested, 0, 0).definition(), &definition(), "the first stands");
     assert_eq!(queue.groups().map(|(name, _)| name).collect::<Vec<_>>(), ["train"]);
     assert!(queue.remove_group("train").is_some());
     assert_eq!(queue.judge_group("train", &definition()), Ok(GroupVerdict::New));
@@ -20,7 +20,7 @@ fn a_group_is_fixed_by_whoever_made_it() {
 #[test]
 fn a_run_has_a_bounded_number_of_groups() {
     let mut queue: Queue<u64, &str> = Queue::new(QueueBounds { max_consumer_groups: 1, ..bounds() });
-    queue.apply_group("a", definition(), 0);
+    queue.apply_group("a", definition(), 0, 0);
     let refused = GroupRefused::TooManyGroups { max_consumer_groups: 1 };
     assert_eq!(queue.judge_group("b", &definition()), Err(refused));
     assert_eq!(queue.judge_group("a", &definition()), Ok(GroupVerdict::Exists));
@@ -29,15 +29,15 @@ fn a_run_has_a_bounded_number_of_groups() {
 #[test]
 fn groups_are_independent_and_share_deadlines() {
     let mut queue: Queue<u64, &str> = Queue::new(bounds());
-    queue.apply_group("a", definition(), 0).push(7, units(&[("u", 1)]), 0);
-    queue.apply_group("b", definition(), 0).push(7, units(&[("u", 1)]), 0);
+    queue.apply_group("a", definition(), 0, 0).push(7, units(&[("u", 1)]), 0);
+    queue.apply_group("b", definition(), 0, 0).push(7, units(&[("u", 1)]), 0);
     assert_eq!(queue.next_deadline_ms(), None);
     for (_, group) in queue.groups_mut() {
         join(group, A, 10);
         assert_eq!(dispatch(group, 5), [went(A, "u", 1)]);
     }
     assert_eq!(queue.next_deadline_ms(), Some(1005));
-    let settled_in_a = queue.group_mut("a").map(|group| group.apply_ack(&id("u")));
+    let settled_in_a = queue.group_mut("a").map(|group| group.apply_ack(&id("u"), 1));
     assert_eq!(settled_in_a, Some(settled(7)));
     assert!(queue.group("b").is_some_and(|group| group.holds(&7)));
     queue.forget_source(&7);
@@ -95,7 +95,7 @@ fn stats_add_up() {
     let mut group = group_with(&[("a", 1), ("b", 2), ("c", 4), ("d", 8), ("e", 16)]);
     join(&mut group, A, 15);
     dispatch(&mut group, 0);
-    group.apply_ack(&id("a"));
+    group.apply_ack(&id("a"), 1);
     group.apply_drop(&id("b"), DropReason::Stale);
     group.nack(A, &ids(&["c"]), Some(100), 0);
     let stats = group.stats(40);
@@ -136,7 +136,7 @@ fn a_heartbeat_says_what_is_waited_for() {
     assert_eq!(at_others, Some((0, Tally { units: 1, tokens: 8 })));
     group.push(2, units(&[("b", 3)]), 0);
     assert_eq!(reason(&group, A), Some(WaitReason::CreditShort { head_tokens: 3, left_tokens: 2 }));
-    group.apply_ack(&id("a"));
+    group.apply_ack(&id("a"), 1);
     dispatch(&mut group, 0);
     group.nack(A, &ids(&["b"]), Some(100), 5);
     assert_eq!(reason(&group, A), Some(WaitReason::Delayed { until_ms: 105 }));
@@ -144,7 +144,7 @@ fn a_heartbeat_says_what_is_waited_for() {
 
 #[test]
 fn idleness_is_counted_from_the_last_consumers_end() {
-    let mut group = ConsumerGroup::<u64, &str>::new(definition(), bounds(), 3);
+    let mut group = ConsumerGroup::<u64, &str>::new(definition(), bounds(), 0, 3);
     assert_eq!(group.idle_since_ms(), Some(3));
     join(&mut group, A, 1);
     join(&mut group, B, 1);

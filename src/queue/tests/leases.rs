@@ -17,8 +17,8 @@ fn a_tie_goes_to_the_one_that_was_given_fewest() {
     join(&mut group, A, 100);
     join(&mut group, B, 100);
     dispatch(&mut group, 0);
-    group.apply_ack(&id("a"));
-    group.apply_ack(&id("b"));
+    group.apply_ack(&id("a"), 1);
+    group.apply_ack(&id("b"), 1);
     group.push(8, units(&[("c", 1)]), 0);
     assert_eq!(dispatch(&mut group, 0), [went(B, "c", 1)]);
 }
@@ -29,7 +29,7 @@ fn credit_is_a_window_that_an_ack_opens_again() {
     join(&mut group, A, 10);
     assert_eq!(dispatch(&mut group, 0), [went(A, "a", 1), went(A, "b", 1)]);
     assert!(dispatch(&mut group, 0).is_empty());
-    group.apply_ack(&id("a"));
+    group.apply_ack(&id("a"), 1);
     assert_eq!(dispatch(&mut group, 0), [went(A, "c", 1)]);
 }
 
@@ -38,9 +38,9 @@ fn a_unit_larger_than_all_credit_goes_out_alone() {
     let mut group = group_with(&[("a", 4), ("big", 50), ("c", 1)]);
     join(&mut group, A, 10);
     assert_eq!(dispatch(&mut group, 0), [went(A, "a", 1)], "nothing overtakes the head");
-    group.apply_ack(&id("a"));
+    group.apply_ack(&id("a"), 1);
     assert_eq!(dispatch(&mut group, 0), [went(A, "big", 1)]);
-    group.apply_ack(&id("big"));
+    group.apply_ack(&id("big"), 1);
     assert_eq!(dispatch(&mut group, 0), [went(A, "c", 1)]);
 }
 
@@ -65,7 +65,7 @@ fn the_head_that_fits_only_one_consumer_goes_there() {
 #[test]
 fn units_out_are_bounded_too_and_a_dispatch_can_be() {
     let bounds = QueueBounds { max_units_in_flight: 2, ..bounds() };
-    let mut group: Group = ConsumerGroup::new(definition(), bounds, 0);
+    let mut group: Group = ConsumerGroup::new(definition(), bounds, 0, 0);
     group.push(7, units(&[("a", 1), ("b", 1), ("c", 1)]), 0);
     join(&mut group, A, 100);
     assert_eq!(group.dispatch(0, 1).len(), 1);
@@ -106,7 +106,7 @@ fn what_a_silent_consumer_had_goes_to_another() {
     join(&mut group, A, 9);
     join(&mut group, B, 9);
     assert_eq!(dispatch(&mut group, 0), [went(A, "a", 1), went(B, "b", 1)]);
-    group.apply_ack(&id("b"));
+    group.apply_ack(&id("b"), 1);
     group.sign_of_life(B, 999);
     assert_eq!(group.tick(1000), Ticked { decisions: vec![], ended: vec![(A, id("a"))] });
     assert_eq!(dispatch(&mut group, 1000), [went(B, "a", 2)], "not to A, though it is first in a tie");
@@ -163,7 +163,7 @@ fn held_units_are_leased_again_without_being_sent() {
     let mut group = group_with(&[("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]);
     join(&mut group, A, 4);
     dispatch(&mut group, 0);
-    group.apply_ack(&id("b"));
+    group.apply_ack(&id("b"), 1);
     group.apply_drop(&id("c"), DropReason::Stale);
     group.nack(A, &ids(&["d"]), Some(100), 0);
     group.leave(A, 0);
@@ -200,7 +200,7 @@ fn a_unit_with_a_live_consumer_is_lost_to_the_joiner_unless_it_is_itself() {
 
 #[test]
 fn consumers_are_bounded_and_join_once() {
-    let mut group: Group = ConsumerGroup::new(definition(), QueueBounds { max_consumers: 1, ..bounds() }, 0);
+    let mut group: Group = ConsumerGroup::new(definition(), QueueBounds { max_consumers: 1, ..bounds() }, 0, 0);
     join(&mut group, A, 1);
     assert_eq!(group.join(A, "", 1, &[], 0), Err(JoinRefused::AlreadyJoined));
     assert_eq!(group.join(B, "", 1, &[], 0), Err(JoinRefused::TooManyConsumers { max_consumers: 1 }));
@@ -228,7 +228,7 @@ fn a_unit_given_out_too_often_is_parked_until_its_drop_is_durable() {
 #[test]
 fn the_last_nack_and_the_last_expiry_decide_too() {
     let definition = GroupDefinition { max_deliveries: 0, ..definition() };
-    let mut group: Group = ConsumerGroup::new(definition, bounds(), 0);
+    let mut group: Group = ConsumerGroup::new(definition, bounds(), 0, 0);
     group.push(7, units(&[("a", 1), ("b", 1), ("c", 1)]), 0);
     join(&mut group, A, 2);
     dispatch(&mut group, 0);
@@ -243,7 +243,7 @@ fn the_last_nack_and_the_last_expiry_decide_too() {
 #[test]
 fn decisions_come_in_the_order_of_units_not_of_leases() {
     let definition = GroupDefinition { max_deliveries: 2, ..definition() };
-    let mut group: Group = ConsumerGroup::new(definition, bounds(), 0);
+    let mut group: Group = ConsumerGroup::new(definition, bounds(), 0, 0);
     group.push(7, units(&[("a", 1), ("b", 1)]), 0);
     join(&mut group, A, 9);
     dispatch(&mut group, 0);

@@ -56,6 +56,12 @@ enum Op {
     Forget {
         source: u64,
     },
+    /// Keeps what is acknowledged now.
+    Checkpoint,
+    /// Goes back, or forward, to what was kept.
+    Seek {
+        checkpoint: usize,
+    },
 }
 
 /// What is a record in the log: replay sees these and nothing else.
@@ -66,6 +72,7 @@ enum Record {
     Drop(UnitId, DropReason),
     Release(UnitId),
     Forget(u64),
+    Seek(u64),
 }
 
 fn ops() -> impl Strategy<Value = Op> {
@@ -87,12 +94,14 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => (0usize..40).prop_map(|unit| Op::Stale { unit }),
         1 => (0usize..40).prop_map(|unit| Op::Release { unit }),
         1 => (0u64..12).prop_map(|source| Op::Forget { source }),
+        2 => Just(Op::Checkpoint),
+        2 => (0usize..6).prop_map(|checkpoint| Op::Seek { checkpoint }),
     ]
 }
 
 fn new_group(ephemeral: bool) -> Group {
     let bounds = QueueBounds { max_units_in_flight: 4, max_ephemeral_waiting_units: 8, ..bounds() };
-    ConsumerGroup::new(GroupDefinition { ephemeral, ..definition() }, bounds, 0)
+    ConsumerGroup::new(GroupDefinition { ephemeral, ..definition() }, bounds, 0, 0)
 }
 
 struct Run {
@@ -107,17 +116,31 @@ struct Run {
     durable: Vec<Record>,
     effects: Vec<QueueEffect<u64>>,
     acknowledged: BTreeSet<UnitId>,
+    /// Moments, and what was acknowledged then.
+    checkpoints: Vec<(u64, BTreeSet<UnitId>)>,
 }
 
-fn apply(group: &mut Group, record: Record) -> Vec<QueueEffect<u64>> {
+/// Applies a record, before which these were applied.
+fn apply(group: &mut Group, before: &[Record], record: Record) -> Vec<QueueEffect<u64>> {
+    let at = before.len() as u64 + 1;
     match record {
         Record::Push(source, units) => group.push(source, units, 0),
-        Record::Ack(unit) => group.apply_ack(&unit),
+        Record::Ack(unit) => group.apply_ack(&unit, at),
         Record::Drop(unit, reason) => group.apply_drop(&unit, reason),
         Record::Release(unit) => group.apply_release(&unit),
         Record::Forget(source) => {
             group.forget_source(&source);
             vec![]
+        }
+        Record::Seek(to) => {
+            let units_of = |source: &u64| {
+                let pushed = before.iter().find_map(|record| {
+                    let Record::Push(of, units) = record else { return None };
+                    (of == source).then(|| units.clone())
+                });
+                pushed.unwrap_or_default()
+            };
+            group.apply_seek(to, at, units_of, 0).1
         }
     }
 }
@@ -134,6 +157,7 @@ impl Run {
             durable: vec![],
             effects: vec![],
             acknowledged: BTreeSet::new(),
+            checkpoints: vec![],
         }
     }
 
@@ -156,10 +180,36 @@ impl Run {
                 let anew = counts && self.acknowledged.insert(unit.clone());
                 assert_eq!(anew, counts, "acknowledged once");
             }
-            self.durable.push(record.clone());
-            self.effects.extend(apply(&mut self.group, record));
+            self.apply(record);
         }
         self.forget_ended_leases();
+    }
+
+    fn apply(&mut self, record: Record) {
+        self.effects.extend(apply(&mut self.group, &self.durable, record.clone()));
+        self.durable.push(record);
+    }
+
+    /// Seeks, if that is possible, once all that was logged is durable and nobody is there any more.
+    fn seek(&mut self, checkpoint: usize) {
+        let Some((to, acknowledged)) = self.checkpoints.get(checkpoint).cloned() else { return };
+        self.make_durable(usize::MAX);
+        self.group.release_all(self.now_ms);
+        self.forget_ended_leases();
+        let forgotten = |unit: &&UnitId| self.group.place(unit).is_none();
+        let lost = self.acknowledged.symmetric_difference(&acknowledged).find(forgotten);
+        match self.group.judge_seek(to) {
+            Err(refused) => assert_eq!(refused, SeekRefused::NotRetained),
+            Ok(()) => {
+                assert_eq!(lost, None, "what is forgotten was as it is");
+                self.apply(Record::Seek(to));
+                self.acknowledged = acknowledged;
+                for unit in self.names.iter().filter(|unit| self.group.place(unit).is_some()) {
+                    let is = self.group.place(unit) == Some(Place::Acknowledged);
+                    assert_eq!(is, self.acknowledged.contains(unit), "{unit}");
+                }
+            }
+        }
     }
 
     /// A slow reader's leases: what the group no longer has out at the same consumer is nobody's.
@@ -233,6 +283,9 @@ impl Run {
             Op::Release { unit } => self.log.extend(self.names.get(unit).map(|u| Record::Release(u.clone()))),
             Op::Forget { source } if !self.group.holds(&source) => self.log.push(Record::Forget(source)),
             Op::Forget { .. } => {}
+            Op::Checkpoint => self.checkpoints.push((self.group.changed_at(), self.acknowledged.clone())),
+            Op::Seek { checkpoint } if !self.group.definition().ephemeral => self.seek(checkpoint),
+            Op::Seek { .. } => {}
         }
         self.forget_ended_leases();
         assert_eq!(self.group.check_invariants(), Ok(()));
@@ -246,8 +299,7 @@ impl Run {
         self.names.extend(new.iter().cloned());
         let unit = |id: UnitId| NewUnit { tokens: tokens_of(&id), rows: tokens_of(&id) % 3, id, payload: "rows" };
         let record = Record::Push(source, new.into_iter().map(unit).collect());
-        self.durable.push(record.clone());
-        self.effects.extend(apply(&mut self.group, record));
+        self.apply(record);
     }
 
     fn ack(&mut self, units: &[UnitId], park: bool) {
@@ -307,8 +359,9 @@ proptest! {
         if !ephemeral {
             prop_assert_eq!(stats.acknowledged.units, run.acknowledged.len() as u64);
             let mut again = new_group(false);
+            let replayed = run.durable.iter().enumerate();
             let effects: Vec<_> =
-                run.durable.into_iter().flat_map(|record| apply(&mut again, record)).collect();
+                replayed.flat_map(|(at, record)| apply(&mut again, &run.durable[..at], record.clone())).collect();
             prop_assert_eq!(effects, run.effects, "a replay has the same effects");
             let replayed = again.stats(0);
             prop_assert_eq!(replayed.pushed, stats.pushed);

@@ -10,7 +10,7 @@ fn a_rollout_without_units_is_settled_at_once() {
 #[test]
 fn a_rollout_is_settled_by_its_last_unit() {
     let mut group = group_with(&[("a", 1), ("b", 1)]);
-    assert!(group.apply_ack(&id("b")).is_empty());
+    assert!(group.apply_ack(&id("b"), 1).is_empty());
     assert!(group.holds(&7));
     assert_eq!(group.apply_drop(&id("a"), DropReason::Stale), settled(7));
     assert!(!group.holds(&7));
@@ -44,11 +44,11 @@ fn an_ack_counts_whoever_has_the_unit_and_judging_changes_nothing() {
     assert_eq!(group.judge_acks(&asked), expected);
     assert_eq!(group.judge_acks(&asked), expected);
     for unit in &asked[..2] {
-        assert!(group.apply_ack(unit).is_empty());
+        assert!(group.apply_ack(unit, 1).is_empty());
     }
-    assert_eq!(group.apply_ack(&id("waiting")), settled(7));
-    assert!(group.apply_ack(&id("waiting")).is_empty());
-    assert!(group.apply_ack(&id("never")).is_empty());
+    assert_eq!(group.apply_ack(&id("waiting"), 1), settled(7));
+    assert!(group.apply_ack(&id("waiting"), 1).is_empty());
+    assert!(group.apply_ack(&id("never"), 1).is_empty());
     assert_eq!(group.judge_acks(&ids(&["waiting"])), [(id("waiting"), AckResult::Already)]);
     assert_eq!(group.stats(0).leased, Tally::default());
 }
@@ -65,14 +65,14 @@ fn a_unit_whose_ack_is_on_its_way_is_given_to_nobody() {
     assert_eq!(joined, Ok(vec![(id("a"), LostReason::Acknowledged)]));
     assert_eq!(dispatch(&mut group, 0), [went(B, "b", 2)]);
     assert_eq!(group.judge_acks(&ids(&["a"])), [(id("a"), AckResult::Acknowledged)]);
-    group.apply_ack(&id("a"));
+    group.apply_ack(&id("a"), 1);
     assert_eq!(group.place(&id("a")), Some(Place::Acknowledged));
 }
 
 #[test]
 fn an_ack_that_comes_before_the_drop_stands() {
     let mut group = group_with(&[("a", 1)]);
-    assert_eq!(group.apply_ack(&id("a")), settled(7));
+    assert_eq!(group.apply_ack(&id("a"), 1), settled(7));
     assert!(group.apply_drop(&id("a"), DropReason::Undeliverable).is_empty());
     assert_eq!(group.place(&id("a")), Some(Place::Acknowledged));
 }
@@ -82,7 +82,7 @@ fn a_late_ack_of_an_undeliverable_unit_counts_and_says_that_it_can_be_released_n
     let mut group = group_with(&[("a", 3)]);
     assert_eq!(group.apply_drop(&id("a"), DropReason::Undeliverable), settled(7));
     assert_eq!(group.judge_acks(&ids(&["a"])), [(id("a"), AckResult::Acknowledged)]);
-    assert_eq!(group.apply_ack(&id("a")), settled(7));
+    assert_eq!(group.apply_ack(&id("a"), 1), settled(7));
     let stats = group.stats(0);
     assert_eq!(stats.acknowledged, Tally { units: 1, tokens: 3 });
     assert_eq!(stats.dropped.get(&DropReason::Undeliverable), Some(&Tally::default()));
@@ -94,7 +94,7 @@ fn a_late_ack_of_a_unit_dropped_for_another_reason_does_not_count() {
     let mut group = group_with(&[("a", 3)]);
     group.apply_drop(&id("a"), DropReason::Stale);
     assert_eq!(group.judge_acks(&ids(&["a"])), [(id("a"), AckResult::Dropped(DropReason::Stale))]);
-    assert!(group.apply_ack(&id("a")).is_empty());
+    assert!(group.apply_ack(&id("a"), 1).is_empty());
     assert_eq!(group.place(&id("a")), Some(Place::Dropped(DropReason::Stale)));
 }
 
@@ -117,12 +117,12 @@ fn an_undeliverable_unit_can_be_released_and_starts_afresh() {
     }
     assert_eq!(group.judge_release(&id("a")), ReleaseResult::NotUndeliverable, "its drop is not durable yet");
     group.apply_drop(&id("a"), DropReason::Undeliverable);
-    assert_eq!(group.apply_ack(&id("b")), settled(7));
+    assert_eq!(group.apply_ack(&id("b"), 1), settled(7));
     assert_eq!(group.judge_release(&id("a")), ReleaseResult::Released);
     assert_eq!(group.apply_release(&id("a")), [QueueEffect::SourceReopened { source: 7 }]);
     assert!(group.apply_release(&id("a")).is_empty());
     assert_eq!(dispatch(&mut group, 0), [went(A, "a", 1)]);
-    assert_eq!(group.apply_ack(&id("a")), settled(7));
+    assert_eq!(group.apply_ack(&id("a"), 1), settled(7));
     assert_eq!(group.judge_release(&id("never")), ReleaseResult::Unknown);
 }
 
@@ -145,7 +145,7 @@ fn a_forgotten_rollout_leaves_only_its_counts() {
     let mut group = group_with(&[("a", 1), ("b", 2), ("c", 4)]);
     join(&mut group, A, 9);
     dispatch(&mut group, 0);
-    group.apply_ack(&id("a"));
+    group.apply_ack(&id("a"), 1);
     group.apply_drop(&id("b"), DropReason::Stale);
     assert_eq!(group.forget_source(&7), 1);
     assert_eq!(group.forget_source(&7), 0);

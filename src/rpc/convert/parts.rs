@@ -68,7 +68,7 @@ impl UnitParts {
     /// A unit of this rollout that goes out, in messages of the size that goes to trainers.
     #[must_use]
     pub fn of(delivery: UnitDelivery, rollout: Arc<FinalisedRollout>) -> Self {
-        let UnitDelivery { unit, kind, rows, tokens, delivery_number } = delivery;
+        let UnitDelivery { unit, kind, rows, tokens, delivery_number, seek_count } = delivery;
         let head = UnitHead {
             unit_id: unit.as_str().to_owned(),
             unit: match kind {
@@ -77,7 +77,7 @@ impl UnitParts {
             },
             delivery_count: delivery_number,
             unit_tokens: tokens,
-            seek_count: 0,
+            seek_count,
         };
         let planned = rows.planned();
         let identity = RowIdentity { run: rows.about.run, rollout: rows.about.rollout, attempt: rows.about.attempt };

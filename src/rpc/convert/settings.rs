@@ -22,9 +22,6 @@ use super::fields::{
 
 const HOUR_MS: u64 = 60 * 60 * 1000;
 const GROUP_TIMEOUT_MS: u64 = 24 * HOUR_MS;
-const RETENTION_MS: u64 = 0;
-const UNCLAIMED_RETENTION_MS: u64 = 24 * HOUR_MS;
-const CONSUMER_GROUP_IDLE_EXPIRY_MS: u64 = 7 * 24 * HOUR_MS;
 
 /// The settings that a request gives a run; absent: the defaults.
 ///
@@ -39,21 +36,39 @@ pub fn run_settings(message: Option<v1::RunSettings>) -> Result<RunSettings, Box
     if lease_ms == 0 {
         return Err(invalid("settings.lease", "is 0: every unit would go to another at once").into());
     }
-    let tombstones = duration_ms(message.tombstone_retention.as_ref(), "settings.tombstone_retention")?;
+    let ms = |value: Option<&prost_types::Duration>, field: &str, default_ms: u64| {
+        duration_ms(value, field).map(|value| value.unwrap_or(default_ms))
+    };
+    let expiry = message.consumer_group_idle_expiry.as_ref();
+    let expiry_ms = ms(expiry, "settings.consumer_group_idle_expiry", defaults.consumer_group_idle_expiry_ms)?;
+    if expiry_ms == 0 {
+        return Err(invalid("settings.consumer_group_idle_expiry", "is 0: every group would be gone at once").into());
+    }
+    let consumer_groups = consumer_groups(message.consumer_groups)?;
+    let required_consumer_groups = required_consumer_groups(&message.required_consumer_groups, &consumer_groups)?;
+    let unclaimed = message.unclaimed_retention.as_ref();
     Ok(RunSettings {
         rollout: Arc::new(rollout),
         max_deliveries: message.max_deliveries.filter(|most| *most > 0).unwrap_or(defaults.max_deliveries),
         lease_ms,
-        tombstone_retention_ms: tombstones.unwrap_or(defaults.tombstone_retention_ms),
-        consumer_groups: consumer_groups(message.consumer_groups)?,
+        tombstone_retention_ms: ms(
+            message.tombstone_retention.as_ref(),
+            "settings.tombstone_retention",
+            defaults.tombstone_retention_ms,
+        )?,
+        consumer_groups,
+        required_consumer_groups,
+        retention_ms: ms(message.retention.as_ref(), "settings.retention", defaults.retention_ms)?,
+        unclaimed_retention_ms: ms(unclaimed, "settings.unclaimed_retention", defaults.unclaimed_retention_ms)?,
+        unclaimed_retention_bytes: message.unclaimed_retention_bytes,
+        consumer_group_idle_expiry_ms: expiry_ms,
     })
 }
 
 /// Refuses what this release does not have.
 fn check_release(message: &v1::RunSettings) -> Result<(), Refusal> {
-    if !message.required_consumer_groups.is_empty() || message.max_lead_groups.is_some() {
-        let lead = if message.max_lead_groups.is_some() { "max_lead_groups" } else { "required_consumer_groups" };
-        return Err(not_in_this_release(format_args!("settings.{lead}"), "a bound on the groups ahead of consumers"));
+    if message.max_lead_groups.is_some() {
+        return Err(not_in_this_release("settings.max_lead_groups", "a bound on the groups ahead of consumers"));
     }
     match known(message.estimator, "settings.estimator")? {
         v1::Estimator::Unspecified | v1::Estimator::None => {}
@@ -85,20 +100,10 @@ fn check_release(message: &v1::RunSettings) -> Result<(), Refusal> {
     if message.drop_zero_variance {
         return Err(not_in_this_release("settings.drop_zero_variance", "dropping groups whose rewards are all equal"));
     }
-    if message.unclaimed_retention_bytes.is_some() {
-        return Err(not_in_this_release("settings.unclaimed_retention_bytes", "retention by bytes"));
-    }
-    let only_default = [
-        ("group_timeout", &message.group_timeout, GROUP_TIMEOUT_MS),
-        ("retention", &message.retention, RETENTION_MS),
-        ("unclaimed_retention", &message.unclaimed_retention, UNCLAIMED_RETENTION_MS),
-        ("consumer_group_idle_expiry", &message.consumer_group_idle_expiry, CONSUMER_GROUP_IDLE_EXPIRY_MS),
-    ];
-    for (name, value, default_ms) in only_default {
-        let field = format!("settings.{name}");
-        if duration_ms(value.as_ref(), &field)?.is_some_and(|value_ms| value_ms != default_ms) {
-            return Err(not_in_this_release(&field, format_args!("another {name} than {} s", default_ms / 1000)));
-        }
+    let timeout_ms = duration_ms(message.group_timeout.as_ref(), "settings.group_timeout")?;
+    if timeout_ms.is_some_and(|timeout_ms| timeout_ms != GROUP_TIMEOUT_MS) {
+        let other = format_args!("another group_timeout than {} s", GROUP_TIMEOUT_MS / 1000);
+        return Err(not_in_this_release("settings.group_timeout", other));
     }
     Ok(())
 }
@@ -146,6 +151,22 @@ fn rollout_settings(message: &v1::RunSettings, defaults: &RolloutSettings) -> Re
             defaults.missing_parent_timeout_ms,
         )?,
     })
+}
+
+fn required_consumer_groups(
+    required: &[String],
+    declared: &[(ConsumerGroupId, ConsumerGroupSettings)],
+) -> Result<Vec<ConsumerGroupId>, Refusal> {
+    let field = "settings.required_consumer_groups";
+    at_most(required.len(), limits::RUN_CONSUMER_GROUPS_MAX, "consumer groups", field)?;
+    let parse = |(at, name): (usize, &String)| {
+        let name = identifier(name, field, ConsumerGroupId::parse).map_err(|refusal| refusal.index(at))?;
+        if declared.iter().any(|(declared, _)| *declared == name) {
+            return Ok(name);
+        }
+        Err(invalid(field, format_args!("{name:?} is not among settings.consumer_groups; declare it")).index(at))
+    };
+    required.iter().enumerate().map(parse).collect()
 }
 
 fn trained_policies(policies: &[String]) -> Result<Vec<Name>, Refusal> {
@@ -281,9 +302,11 @@ pub fn run_settings_message(settings: &RunSettings) -> v1::RunSettings {
         row_weight: v1::RowWeight::One.into(),
         group_release: v1::GroupReleaseRule::Whole.into(),
         group_timeout: Some(duration(GROUP_TIMEOUT_MS)),
-        retention: Some(duration(RETENTION_MS)),
-        unclaimed_retention: Some(duration(UNCLAIMED_RETENTION_MS)),
-        consumer_group_idle_expiry: Some(duration(CONSUMER_GROUP_IDLE_EXPIRY_MS)),
+        required_consumer_groups: settings.required_consumer_groups.iter().map(ConsumerGroupId::to_string).collect(),
+        retention: Some(duration(settings.retention_ms)),
+        unclaimed_retention: Some(duration(settings.unclaimed_retention_ms)),
+        unclaimed_retention_bytes: settings.unclaimed_retention_bytes,
+        consumer_group_idle_expiry: Some(duration(settings.consumer_group_idle_expiry_ms)),
         lease: Some(duration(settings.lease_ms)),
         durability: v1::Durability::Unspecified.into(),
         ..v1::RunSettings::default()

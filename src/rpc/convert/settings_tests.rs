@@ -62,9 +62,17 @@ fn every_setting_of_this_release_goes_there_and_back() {
         lease: Some(duration(90_000)),
         consumer_groups: vec![declared("g", group), declared("h", v1::ConsumerGroupSettings::default())],
         durability: v1::Durability::Unspecified.into(),
+        required_consumer_groups: vec!["h".to_owned()],
+        retention: Some(duration(60_000)),
+        unclaimed_retention: Some(duration(0)),
+        unclaimed_retention_bytes: Some(1 << 30),
+        consumer_group_idle_expiry: Some(duration(3_600_000)),
         ..v1::RunSettings::default()
     };
     let settings = parsed(message.clone());
+    let retained = (settings.retention_ms, settings.unclaimed_retention_ms, settings.unclaimed_retention_bytes);
+    assert_eq!(retained, (60_000, 0, Some(1 << 30)));
+    assert_eq!((settings.consumer_group_idle_expiry_ms, settings.required_consumer_groups.len()), (3_600_000, 1));
     assert_eq!((settings.max_deliveries, settings.lease_ms, settings.tombstone_retention_ms), (2, 90_000, 0));
     assert_eq!(settings.rollout.missing_parent_timeout_ms, 2_500);
     assert_eq!(settings.consumer_groups[0].1.max_row_tokens, Some(4096));
@@ -80,8 +88,7 @@ fn every_setting_of_this_release_goes_there_and_back() {
 #[test]
 fn what_comes_later_is_refused_with_its_field() {
     type Change = fn(&mut v1::RunSettings);
-    let later: [(Change, &str); 15] = [
-        (|settings| settings.required_consumer_groups.push("g".to_owned()), "settings.required_consumer_groups"),
+    let later: [(Change, &str); 10] = [
         (|settings| settings.estimator = v1::Estimator::Grpo.into(), "settings.estimator"),
         (|settings| settings.row_weight = v1::RowWeight::RolloutRows.into(), "settings.row_weight"),
         (|settings| settings.drop_zero_variance = true, "settings.drop_zero_variance"),
@@ -89,10 +96,6 @@ fn what_comes_later_is_refused_with_its_field() {
         (|settings| settings.group_quorum = Some(1), "settings.group_quorum"),
         (|settings| settings.group_timeout = Some(duration(1)), "settings.group_timeout"),
         (|settings| settings.max_lead_groups = Some(1), "settings.max_lead_groups"),
-        (|settings| settings.retention = Some(duration(1)), "settings.retention"),
-        (|settings| settings.unclaimed_retention = Some(duration(0)), "settings.unclaimed_retention"),
-        (|settings| settings.unclaimed_retention_bytes = Some(1), "settings.unclaimed_retention_bytes"),
-        (|settings| settings.consumer_group_idle_expiry = Some(duration(1)), "settings.consumer_group_idle_expiry"),
         (|settings| settings.durability = v1::Durability::Fsync.into(), "settings.durability"),
         (|settings| settings.durability = v1::Durability::Os.into(), "settings.durability"),
         (|settings| settings.estimator = v1::Estimator::Mean.into(), "settings.estimator"),
@@ -105,7 +108,17 @@ fn what_comes_later_is_refused_with_its_field() {
 #[test]
 fn bad_values_are_refused_with_their_field() {
     type Change = fn(&mut v1::RunSettings);
-    let bad: [(Change, Reason, &str); 8] = [
+    let bad: [(Change, Reason, &str); 10] = [
+        (
+            |settings| settings.required_consumer_groups.push("nobody".to_owned()),
+            Reason::InvalidValue,
+            "settings.required_consumer_groups",
+        ),
+        (
+            |settings| settings.consumer_group_idle_expiry = Some(duration(0)),
+            Reason::InvalidValue,
+            "settings.consumer_group_idle_expiry",
+        ),
         (|settings| settings.estimator = 99, Reason::InvalidValue, "settings.estimator"),
         (|settings| settings.missing_call = -1, Reason::InvalidValue, "settings.missing_call"),
         (|settings| settings.default_policy = "\n".to_owned(), Reason::InvalidIdentifier, "settings.default_policy"),

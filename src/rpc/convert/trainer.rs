@@ -24,9 +24,9 @@ pub fn subscribed(
         created: subscribed.created,
         held_unit_ids: subscribed.joined.held.iter().map(|unit| unit.as_str().to_owned()).collect(),
         lost_unit_ids: subscribed.joined.lost.iter().map(|(unit, _)| unit.as_str().to_owned()).collect(),
-        seek_count: 0,
+        seek_count: subscribed.seek_count,
         lease: Some(duration(subscribed.lease_ms)),
-        idle_expiry: None,
+        idle_expiry: subscribed.idle_expiry_ms.map(duration),
     }
 }
 
@@ -55,6 +55,7 @@ pub fn ack_result(results: &[(UnitId, AckOutcome)], ephemeral: bool) -> Response
             AckOutcome::Already => v1::AckOutcome::AlreadyAcknowledged,
             AckOutcome::Unknown => v1::AckOutcome::Unknown,
             AckOutcome::Dropped => v1::AckOutcome::Dropped,
+            AckOutcome::BeforeSeek => v1::AckOutcome::BeforeSeek,
             AckOutcome::Returned => v1::AckOutcome::Returned,
             AckOutcome::NotHeld => v1::AckOutcome::NotHeld,
         };
@@ -91,6 +92,9 @@ pub fn lease_ended(unit: &UnitId, about: Option<&RolloutRef>, unix_ms: u64) -> R
 pub fn left_out(what: LeftOut, about: Option<&RolloutRef>, unix_ms: u64) -> Response {
     let (kind, reason, units) = match what {
         LeftOut::NoRows(rollouts) => (v1::UnitNoticeKind::NoRows, "finalised without a row for this group", rollouts),
+        LeftOut::NotRetained(rollouts) => {
+            (v1::UnitNoticeKind::Retention, "not kept any longer before a consumer group was given them", rollouts)
+        }
         LeftOut::TooLong(calls) => (v1::UnitNoticeKind::TooLong, "calls are longer than max_row_tokens", calls),
     };
     Response::UnitNotice(v1::UnitNotice { units, ..notice(kind, reason, about, unix_ms) })
@@ -155,6 +159,7 @@ pub fn waiting_for(queue: &WaitingFor, rollouts: &RolloutsNow) -> Vec<v1::Waitin
             reasons.extend(rollouts_awaited(rollouts));
         }
         WaitReason::Delayed { .. } => reasons.push(v1::WaitingFor::NackDelay),
+        WaitReason::HeldBack { .. } => reasons.push(v1::WaitingFor::RestartGrace),
         WaitReason::NoCredit | WaitReason::CreditShort { .. } | WaitReason::TooManyUnitsInFlight { .. } => {
             reasons.push(v1::WaitingFor::Credit);
         }

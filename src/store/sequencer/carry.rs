@@ -15,10 +15,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::ids::{ConsumerGroupId, RolloutRef};
+use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::{CopiedUnits, CopyBegins, Dated, Log, Position, Record};
-use crate::queue::Place;
+use crate::queue::{ConsumerGroup, History, Place, UnitId};
 use crate::rollout::event::RolloutRecord;
 
 use super::super::carry::{Gathered, Reading, Wanted};
@@ -67,6 +67,8 @@ impl Sequencer {
         let log = Arc::clone(self.store.journal.log());
         let in_the_way = self.needed.in_the_way(|snapshot| log.holds_room_before(snapshot));
         let Some((next, homes)) = in_the_way else { return };
+        // What was acknowledged and is kept all the same is not worth writing anew.
+        let homes = self.retire_for_room(homes);
         let Some((first_home, _)) = homes.first() else { return };
         let given_back_bytes = self.store.memory().given_back_bytes();
         if !self.carrying.goes_on(*first_home, self.store.journal.last(), given_back_bytes, log.worth_carrying_bytes())
@@ -156,14 +158,19 @@ impl Sequencer {
 /// its way to the disk. The copy would stand behind that, and have a rollout come back that has retired.
 fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
     let Some(finalised) = &live.finalised else { return Some(Vec::new()) };
-    let (number, _) = run.retained.iter().find(|(_, retained)| retained.is_of(&finalised.shared))?;
+    let number = &finalised.number.filter(|number| run.retained.contains_key(number))?;
     let mut all = Vec::new();
     for (name, group) in run.queue.groups().filter(|(_, group)| !group.definition().ephemeral) {
         let (Ok(consumer_group), Some(units)) = (ConsumerGroupId::parse(name), group.units_of(number)) else {
             continue;
         };
-        let mut copied = CopiedUnits { consumer_group, acknowledged: Vec::new(), dropped: Vec::new() };
+        let mut copied =
+            CopiedUnits { consumer_group, acknowledged: Vec::new(), dropped: Vec::new(), histories: Vec::new() };
         for (unit, place) in units {
+            let moments = group.history(unit).map(History::moments).unwrap_or_default();
+            if !moments.is_empty() {
+                copied.histories.push((unit.clone(), moments));
+            }
             match place {
                 Place::Acknowledged => copied.acknowledged.push(unit.clone()),
                 Place::Dropped(reason) => copied.dropped.push((unit.clone(), reason)),
@@ -242,8 +249,7 @@ impl Sequencer {
         if self.open_with(key, &reference, begins, Some((settings_version, settings))).is_err() {
             return;
         }
-        let settled: BTreeMap<_, _> =
-            given_to.into_iter().map(|units| (units.consumer_group, (units.acknowledged, units.dropped))).collect();
+        let settled: BTreeMap<_, _> = given_to.into_iter().map(|units| (units.consumer_group.clone(), units)).collect();
         self.gives_only_to = Some(settled.keys().map(|name| name.as_str().to_owned()).collect::<BTreeSet<_>>());
         self.copied_finalised = finalised;
         for (unix_ms, record) in records {
@@ -252,11 +258,23 @@ impl Sequencer {
             self.apply_dated(begins, Dated { unix_ms, record });
         }
         (self.gives_only_to, self.copied_finalised) = (None, None);
-        for (name, (acknowledged, dropped)) in settled {
-            self.settle(&key.run, &name, &acknowledged, |group, unit| group.apply_ack(unit));
+        for (name, CopiedUnits { acknowledged, dropped, histories, .. }) in settled {
+            self.restore_histories(&key.run, &name, histories);
+            self.settle(&key.run, &name, &acknowledged, ConsumerGroup::restore_ack);
             for (unit, reason) in dropped {
                 self.settle(&key.run, &name, std::slice::from_ref(&unit), |group, unit| group.apply_drop(unit, reason));
             }
+        }
+    }
+}
+
+impl Sequencer {
+    /// Gives units of a rollout that is read from its copy the histories that they had.
+    fn restore_histories(&mut self, run: &RunId, consumer_group: &ConsumerGroupId, histories: Vec<(UnitId, Vec<u64>)>) {
+        let group = self.runs.get_mut(run).and_then(|run| run.queue.group_mut(consumer_group.as_str()));
+        let Some(group) = group else { return };
+        for (unit, moments) in histories {
+            group.restore_history(&unit, History::of_moments(&moments));
         }
     }
 }

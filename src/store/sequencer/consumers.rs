@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
-use crate::log::Record;
+use crate::log::{Position, Record};
 use crate::queue::{
     AckResult, ConsumerFacts, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, GroupRefused,
     GroupVerdict, JoinRefused, Joined, ReleaseResult, UnitId, UnitKind,
@@ -51,6 +51,10 @@ pub struct Subscribed {
     pub joined: Joined,
     /// How long a lease lasts without a sign of life.
     pub lease_ms: u64,
+    /// How often the group was sought back.
+    pub seek_count: u64,
+    /// How long the group may be without a subscription; none: it does not expire.
+    pub idle_expiry_ms: Option<u64>,
 }
 
 /// A unit on its way to a consumer.
@@ -65,6 +69,8 @@ pub struct UnitDelivery {
     pub tokens: u64,
     /// 1 for the first time that it is given out.
     pub delivery_number: u32,
+    /// How often the group had been sought back when it was given out.
+    pub seek_count: u64,
 }
 
 /// What is sent to a consumer.
@@ -116,6 +122,8 @@ pub enum AckOutcome {
     Unknown,
     /// It had been dropped.
     Dropped,
+    /// The unit was given out before the group was sought back.
+    BeforeSeek,
     /// It was given back.
     Returned,
     /// It was not this consumer's to give back.
@@ -149,6 +157,13 @@ pub(super) fn definition(settings: &ConsumerGroupSettings, max_deliveries: u32, 
 impl Sequencer {
     /// Joins a consumer to its group, which is made first if it is not there.
     pub(super) fn subscribe(&mut self, subscription: Box<Subscription>, reply: SubscribeReply) {
+        let is_expiring = self.runs.get(&subscription.run).is_some_and(|run| {
+            let name = &subscription.consumer_group;
+            run.making.contains(name) && run.queue.group(name.as_str()).is_some()
+        });
+        if is_expiring {
+            return self.waiting_subscriptions.push((subscription, reply));
+        }
         match self.judge_subscription(&subscription) {
             Err(refusal) => drop(reply.send(Err(refusal))),
             Ok(Some(definition)) if !subscription.ephemeral => {
@@ -174,7 +189,9 @@ impl Sequencer {
                 let from_earliest =
                     subscription.settings.as_ref().is_none_or(|settings| settings.start == StartPosition::Earliest);
                 // No record: an ephemeral group lives and goes with its consumer.
-                self.make_consumer_group(&subscription.run, &subscription.consumer_group, definition, from_earliest);
+                let (run, name) = (&subscription.run, &subscription.consumer_group);
+                // It is in no record, and cannot be sought.
+                self.make_consumer_group(run, name, definition, from_earliest, Position::default());
                 let joined = self.join(*subscription, true);
                 drop(reply.send(joined));
             }
@@ -195,6 +212,15 @@ impl Sequencer {
             let joined = self.judge_subscription(&subscription).and_then(|_| self.join(*subscription, created));
             drop(reply.send(joined));
         }
+    }
+
+    /// Those that waited for a consumer group to expire subscribe to what there is then.
+    pub(super) fn subscribe_again(&mut self, run: &RunId, consumer_group: &ConsumerGroupId) {
+        let waits =
+            |waiting: &(Box<Subscription>, _)| waiting.0.run == *run && waiting.0.consumer_group == *consumer_group;
+        let (ready, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition::<Vec<_>, _>(waits);
+        self.waiting_subscriptions = rest;
+        ready.into_iter().for_each(|(subscription, reply)| self.subscribe(subscription, reply));
     }
 
     /// The definition of the group to be made, or none if it is there.
@@ -240,10 +266,11 @@ impl Sequencer {
     fn join(&mut self, subscription: Subscription, created: bool) -> Result<Subscribed, Refusal> {
         let now_ms = self.store.clock.now_ms();
         let run = self.runs.get_mut(&subscription.run).ok_or_else(|| run_not_found(&subscription.run))?;
-        let lease_ms = run.settings_now().lease_ms;
+        let settings = Arc::clone(run.settings_now());
+        let required = settings.requires(&subscription.consumer_group);
         let name = subscription.consumer_group.as_str();
         let group = run.queue.group_mut(name).ok_or_else(|| unit_not_found(&subscription.consumer_group, None))?;
-        let definition = group.definition().clone();
+        let (definition, seek_count) = (group.definition().clone(), group.seek_count());
         let (id, tokens) = (subscription.consumer, subscription.credit_tokens);
         let name = subscription.consumer_name;
         let is_older = |facts: &ConsumerFacts| facts.name == name && !name.is_empty();
@@ -260,13 +287,16 @@ impl Sequencer {
             run: subscription.run.clone(),
             consumer_group: subscription.consumer_group,
             ephemeral: definition.ephemeral,
-            owed: Owed::default(),
+            owed: if created { Owed::to_the_first(std::mem::take(&mut run.unclaimed_ended)) } else { Owed::default() },
             sender: subscription.sender,
         };
+        run.retention.is_not_idle(&consumer.consumer_group);
         self.consumers.insert(id, consumer);
         self.stirred.insert(subscription.run);
         older.into_iter().for_each(|older| self.replace(older));
-        Ok(Subscribed { definition, created, joined, lease_ms })
+        let lasts = !required && !definition.ephemeral;
+        let idle_expiry_ms = lasts.then_some(settings.consumer_group_idle_expiry_ms);
+        Ok(Subscribed { definition, created, joined, lease_ms: settings.lease_ms, seek_count, idle_expiry_ms })
     }
 
     /// Ends the older stream of a consumer that has opened another; what it does not hold any more waits again.
@@ -295,10 +325,14 @@ impl Sequencer {
     }
 
     /// Logs the acknowledgements that are good, and answers all of them once durable.
-    pub(super) fn ack(&mut self, id: ConsumerId, units: Vec<UnitId>) {
+    pub(super) fn ack(&mut self, id: ConsumerId, units: Vec<UnitId>, seek_count: u64) {
         let Some((run, consumer_group)) = self.group_of(id) else { return };
         self.sign_of_life(id);
         let Some(group) = self.group_mut(&run, &consumer_group) else { return };
+        if !group.definition().ephemeral && group.seek_count() != seek_count {
+            let results = units.into_iter().map(|unit| (unit, AckOutcome::BeforeSeek)).collect();
+            return self.store.journal.after_last(Sequenced::Acks { consumer: id, results });
+        }
         let judged = group.judge_acks(&units);
         let good = judged.iter().filter(|(_, result)| *result == AckResult::Acknowledged).map(|(unit, _)| unit.clone());
         let good: Vec<UnitId> = good.collect();
@@ -405,7 +439,11 @@ impl Sequencer {
         let (mut decisions, mut ended) = (Vec::new(), Vec::new());
         for id in self.deadlines.due(now_ms) {
             let Some(run) = self.runs.get_mut(&id) else { continue };
-            let next_ms = run.queue.next_deadline_ms();
+            if self.seeking.contains(&id) {
+                self.deadlines.put(&id, None);
+                continue;
+            }
+            let next_ms = run.next_deadline_ms();
             if next_ms.is_none_or(|deadline| deadline > now_ms) {
                 // It was put off meanwhile.
                 self.deadlines.put(&id, next_ms);
@@ -418,6 +456,7 @@ impl Sequencer {
                 decisions.extend(ticked.decisions.into_iter().map(|decision| (id.clone(), name.clone(), decision)));
                 ended.extend(ticked.ended);
             }
+            self.tick_retention(&id, now_ms);
         }
         for (consumer, unit) in ended {
             let about = self.rollout_of(&unit);
@@ -431,7 +470,11 @@ impl Sequencer {
     }
 
     /// Logs what the end of a lease decided; it has its effect when that is durable.
-    fn decide(&self, run: &RunId, consumer_group: &ConsumerGroupId, decisions: Vec<Decision>) {
+    pub(super) fn decide(&mut self, run: &RunId, consumer_group: &ConsumerGroupId, decisions: Vec<Decision>) {
+        if self.seeking.contains(run) {
+            let of_group = |decision| (run.clone(), consumer_group.clone(), decision);
+            return self.deferred_decisions.extend(decisions.into_iter().map(of_group));
+        }
         for Decision::DropUndeliverable { unit } in decisions {
             tracing::warn!(%run, %consumer_group, unit = unit.as_str(), "a unit is undeliverable");
             self.drop_unit(run, consumer_group, unit, DropReason::Undeliverable);
@@ -458,7 +501,7 @@ impl Sequencer {
     }
 }
 
-fn unit_not_found(consumer_group: &ConsumerGroupId, unit: Option<&UnitId>) -> Refusal {
+pub(super) fn unit_not_found(consumer_group: &ConsumerGroupId, unit: Option<&UnitId>) -> Refusal {
     let message = match unit {
         Some(unit) => format!("consumer group {consumer_group:?} has no undeliverable unit {:?}", unit.as_str()),
         None => format!("there is no consumer group {consumer_group:?}"),

@@ -25,7 +25,7 @@ impl Sequencer {
                             .unwrap_or(0)
                     });
                     let most = room.unwrap_or(DISPATCH_UNITS_AT_ONCE).min(DISPATCH_UNITS_AT_ONCE);
-                    let kind = group.definition().unit;
+                    let (kind, seek_count) = (group.definition().unit, group.seek_count());
                     let deliveries = if most == 0 { Vec::new() } else { group.dispatch(now_ms, most) };
                     let count = deliveries.len();
                     for delivery in deliveries {
@@ -35,6 +35,7 @@ impl Sequencer {
                             rows: delivery.payload,
                             tokens: delivery.tokens,
                             delivery_number: delivery.delivery_number,
+                            seek_count,
                         });
                         let consumer = self.consumers.get(&delivery.consumer);
                         if consumer.is_none_or(|to| to.sender.try_send(ToConsumer::Unit(unit)).is_err()) {
@@ -46,7 +47,8 @@ impl Sequencer {
                     }
                 }
             }
-            self.deadlines.put(&run_id, run.queue.next_deadline_ms());
+            let next_ms = run.next_deadline_ms().filter(|_| !self.seeking.contains(&run_id));
+            self.deadlines.put(&run_id, next_ms);
             for consumer in lost {
                 self.leave(consumer);
             }

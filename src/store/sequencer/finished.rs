@@ -7,29 +7,32 @@ use crate::forest::plan::PolicyPlan;
 use crate::group::Member;
 use crate::ids::{ConsumerGroupId, GroupId, Name, RolloutRef, RunId, rollout_unit_id, row_id};
 use crate::limits;
+use crate::log::Position;
 use crate::queue::{ConsumerGroup, GroupDefinition, NewUnit, QueueEffect, UnitId, UnitKind};
 use crate::rollout::FinalisedRollout;
 use crate::rollout::event::{Discarded, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{RunSettings, StartPosition};
 use crate::telemetry::{EndReason, RolloutEnd};
 
-use super::super::effect::{Ended, FinalisedNow, Outcome};
+use super::super::effect::{FinalisedNow, Outcome};
 use super::super::evict::Finalised;
 use super::super::memory::Share;
 use super::super::{RolloutKey, Slot, figures};
+use super::retention::Standing;
 use super::{LeftOut, Sequencer, ToConsumer, Tombstone};
 
 /// A finalised rollout that is not retired.
 #[derive(Clone)]
 pub struct Retained {
     pub(super) key: Option<RolloutKey>,
-    attempt: u32,
+    pub(super) attempt: u32,
     finalised: Arc<Finalised>,
-    group: Option<GroupId>,
+    pub(super) group: Option<GroupId>,
     unix_ms: u64,
     at_ms: u64,
     plans: Vec<Arc<PolicyPlan>>,
-    share: Arc<Share>,
+    pub(super) share: Arc<Share>,
+    pub(super) standing: Standing,
 }
 
 /// The rows of one unit, not gathered yet.
@@ -77,12 +80,8 @@ impl Retained {
             at_ms: *at_ms,
             plans,
             share: Arc::clone(share),
+            standing: Standing::default(),
         }
-    }
-
-    /// Whether it is this one.
-    pub(super) fn is_of(&self, finalised: &Arc<Finalised>) -> bool {
-        Arc::ptr_eq(&self.finalised, finalised)
     }
 
     /// Rows of all policies, whatever their length.
@@ -127,6 +126,13 @@ impl Retained {
             self.share.add(own_plans + units.iter().map(of_unit).sum::<u64>());
         }
         units
+    }
+
+    /// Its units once more, for a consumer group that has let go of their rows. They are counted already.
+    pub(super) fn units_again(&self, definition: &GroupDefinition) -> Vec<NewUnit<UnitRows>> {
+        let Some(key) = &self.key else { return Vec::new() };
+        let rollout = self.finalised.now();
+        self.new_units(key, definition, (&rollout, &self.plans_for(definition, &rollout)))
     }
 
     fn new_units(
@@ -207,6 +213,12 @@ impl Sequencer {
         retained.key = Some(key.clone());
         let number = run.finalised_count;
         run.finalised_count += 1;
+        if let Some(entry) = self.store.entry(&key)
+            && let Slot::Live(live) = &mut *entry.slot.lock()
+            && let Some(facts) = &mut live.finalised
+        {
+            facts.number = Some(number);
+        }
         let now_ms = self.store.clock.now_ms();
         let mut effects = Vec::new();
         let mut news = Vec::new();
@@ -230,9 +242,7 @@ impl Sequencer {
         for (consumer_group, what) in news {
             self.tell_left_out(&key.run, &consumer_group, &about, what);
         }
-        if !has_rows {
-            self.retire_if_settled(&key.run, number, true);
-        }
+        self.reconsider(&key.run, number, !has_rows);
     }
 
     pub(super) fn discarded(
@@ -270,6 +280,7 @@ impl Sequencer {
         name: &ConsumerGroupId,
         definition: GroupDefinition,
         from_earliest: bool,
+        made_at: Position,
     ) {
         let now_ms = self.store.clock.now_ms();
         let Some(run) = self.runs.get_mut(run_id) else { return };
@@ -277,7 +288,7 @@ impl Sequencer {
         if run.queue.group(name.as_str()).is_some() {
             return;
         }
-        let group = run.queue.apply_group(name.as_str(), definition.clone(), now_ms);
+        let group = run.queue.apply_group(name.as_str(), definition.clone(), made_at.0, now_ms);
         let mut effects = Vec::new();
         if from_earliest {
             for (number, retained) in &run.retained {
@@ -292,17 +303,24 @@ impl Sequencer {
                 }
             }
         }
+        let taken: Vec<u64> = if from_earliest { run.retained.keys().copied().collect() } else { Vec::new() };
         self.stirred.insert(run_id.clone());
         for effect in effects {
             self.queue_effect(run_id, name.as_str(), effect);
         }
+        for number in taken {
+            self.reconsider(run_id, number, false);
+        }
     }
 
     /// Makes the consumer groups that a run's settings declare, but for those that are there. Live and in replay.
-    pub(super) fn make_declared(&mut self, run: &RunId, settings: &RunSettings) {
+    pub(super) fn make_declared(&mut self, run: &RunId, settings: &RunSettings, position: Position) {
+        if let Some(state) = self.runs.get_mut(run) {
+            state.retention.retention_ms = settings.retention_ms;
+        }
         for (name, declared) in &settings.consumer_groups {
             let definition = super::consumers::definition(declared, settings.max_deliveries, false);
-            self.make_consumer_group(run, name, definition, declared.start == StartPosition::Earliest);
+            self.make_consumer_group(run, name, definition, declared.start == StartPosition::Earliest, position);
             self.resume_subscriptions(run, name, false);
         }
     }
@@ -323,10 +341,11 @@ impl Sequencer {
         }
     }
 
-    fn queue_effect(&mut self, run: &RunId, consumer_group: &str, effect: QueueEffect<u64>) {
+    pub(super) fn queue_effect(&mut self, run: &RunId, consumer_group: &str, effect: QueueEffect<u64>) {
         match effect {
-            QueueEffect::SourceSettled { source } => self.retire_if_settled(run, source, false),
-            QueueEffect::SourceReopened { .. } => {}
+            QueueEffect::SourceSettled { source } | QueueEffect::SourceReopened { source } => {
+                self.reconsider(run, source, false);
+            }
             QueueEffect::LineOverflowed { units, tokens } => {
                 tracing::warn!(%run, consumer_group, units, tokens, "a slow reader of rows was passed over");
                 if let Ok(name) = ConsumerGroupId::parse(consumer_group) {
@@ -334,35 +353,6 @@ impl Sequencer {
                 }
             }
         }
-    }
-
-    /// Retires a rollout when no consumer group holds it. With no consumer group that holds anything back, its rows wait; one
-    /// without rows has nothing to wait for.
-    fn retire_if_settled(&mut self, run_id: &RunId, number: u64, without_rows: bool) {
-        let Some(run) = self.runs.get_mut(run_id) else { return };
-        let lasting = || run.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
-        let held = lasting().any(|(_, group)| group.holds(&number) || group.has_undeliverable(&number));
-        if held || !(lasting().next().is_some() || without_rows) {
-            return;
-        }
-        let Some(Retained { key: Some(key), attempt, group, share, .. }) = run.retained.remove(&number) else {
-            return;
-        };
-        let home = share.home();
-        self.needed.ended(home);
-        run.queue.forget_source(&number);
-        run.shared.metrics.rollout_ended(RolloutEnd::Retired);
-        run.ledger.retired_rollouts += 1;
-        if let Some(entry) = self.store.entry(&key) {
-            let mut slot = entry.slot.lock();
-            run.shared.watchers.rollout_changes(&key.rollout, group.as_ref());
-            // Retiring is no record of its own, but comes after all that were there before it.
-            let position = self.store.journal.last();
-            let reason = "acknowledged".to_owned();
-            let ended = Ended { attempt, outcome: Outcome::Retired, reason, is_final: true, group: group.clone() };
-            *slot = Slot::Ended(ended, position);
-        }
-        self.bury(Tombstone { key, attempt, home });
     }
 
     /// Remembers what ended, for as long as its run says and as many as there may be.

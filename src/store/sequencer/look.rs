@@ -125,6 +125,10 @@ pub struct ConsumerGroupLook {
     pub rows: RowsOf,
     /// How its run's rollouts stand.
     pub rollouts: RolloutsNow,
+    /// Its run's settings list it as required.
+    pub required: bool,
+    /// In how many milliseconds it expires, if nobody subscribes.
+    pub expires_after_ms: Option<u64>,
 }
 
 /// A consumer, for who looks.
@@ -208,6 +212,8 @@ impl RunState {
         ConsumerGroupLook {
             calls: self.ledger.calls_given(id.as_str()),
             rows: rows_of(id.as_str(), group),
+            required: self.settings_now().requires(&id),
+            expires_after_ms: self.expires_ms(&id).map(|expires_ms| expires_ms.saturating_sub(now_ms)),
             name: id,
             definition: group.definition().clone(),
             stats: group.stats(now_ms),

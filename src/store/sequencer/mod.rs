@@ -17,7 +17,9 @@ mod groups;
 mod look;
 mod news;
 mod reclaim;
+mod retention;
 mod runs;
+mod seek;
 mod totals;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -31,7 +33,7 @@ use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::totals::RunTotals;
 use crate::log::{Position, Record};
-use crate::queue::{ConsumerId, Place, Queue, UnitId};
+use crate::queue::{ConsumerGroup, ConsumerId, Decision, Queue, UnitId};
 use crate::rollout::run_settings::RunSettings;
 
 use crate::telemetry::EndReason;
@@ -39,6 +41,7 @@ use crate::telemetry::EndReason;
 use deadlines::Deadlines;
 use groups::RunGroups;
 use reclaim::{Needed, TombstonePlace};
+use retention::Retention;
 
 use super::carry::Gathered;
 use super::effect::Sequenced;
@@ -54,6 +57,7 @@ pub use look::{
 };
 pub use news::LeftOut;
 pub use runs::{DeletedRun, RunFacts};
+pub use seek::{CheckpointFacts, SeekReady, SeekReply, Sought};
 
 /// Asks whether a rollout, its group, or its group's size may be.
 #[derive(Clone, Debug)]
@@ -92,8 +96,8 @@ pub enum Command {
     Subscribe(Box<Subscription>, SubscribeReply),
     /// A consumer is gone.
     Leave(ConsumerId),
-    /// A consumer acknowledges units.
-    Ack(ConsumerId, Vec<UnitId>),
+    /// A consumer acknowledges units, which it was given when its group had been sought so often.
+    Ack(ConsumerId, Vec<UnitId>, u64),
     /// A consumer gives units back, to be given out again after a delay in milliseconds.
     Nack(ConsumerId, Vec<UnitId>, Option<u64>),
     /// A consumer's window of tokens.
@@ -117,6 +121,26 @@ pub enum Command {
         /// The answer.
         reply: oneshot::Sender<Result<(), Refusal>>,
     },
+    /// What has a consumer group acknowledged?
+    Checkpoint {
+        /// Its run.
+        run: RunId,
+        /// The consumer group.
+        consumer_group: ConsumerGroupId,
+        /// The answer.
+        reply: oneshot::Sender<Result<CheckpointFacts, Refusal>>,
+    },
+    /// Have a consumer group go back to a checkpoint.
+    Seek {
+        /// Its run.
+        run: RunId,
+        /// The consumer group.
+        consumer_group: ConsumerGroupId,
+        /// The checkpoint.
+        token: Vec<u8>,
+        /// The answer.
+        reply: SeekReply,
+    },
     /// Write rollouts forward whose records were read back.
     Carry(Vec<Gathered>),
     /// Wait until all records so far are applied.
@@ -139,9 +163,13 @@ pub(super) struct RunState {
     pub(super) queue: Queue<u64, UnitRows>,
     /// Finalised rollouts that are not retired, in the order in which they were finalised.
     pub(super) retained: BTreeMap<u64, Retained>,
+    /// Which of them wait for their end.
+    pub(super) retention: Retention,
+    /// How many have ended that no consumer group was given, and nobody was told of.
+    pub(super) unclaimed_ended: u64,
     pub(super) finalised_count: u64,
     pub(super) ledger: figures::RunLedger,
-    /// Consumer groups whose record is on its way.
+    /// Consumer groups that are about to be made or to expire: a record of that is on its way.
     pub(super) making: BTreeSet<ConsumerGroupId>,
 }
 
@@ -182,6 +210,12 @@ pub struct Sequencer {
     noted_through: Position,
     /// Where in a log that is read one stands.
     pub(in crate::store) reading: Reading,
+    /// Runs whose deliveries stand still, for a seek is on its way.
+    seeking: BTreeSet<RunId>,
+    /// What waits for that.
+    deferred: Vec<Command>,
+    /// What the ends of leases decided meanwhile.
+    deferred_decisions: Vec<(RunId, ConsumerGroupId, Decision)>,
     /// Runs in which something may go out.
     stirred: BTreeSet<RunId>,
     /// When runs are to be looked at next that nothing stirs.
@@ -211,6 +245,9 @@ impl Sequencer {
             noted_totals: BTreeMap::new(),
             noted_through: Position::default(),
             reading: Reading::default(),
+            seeking: BTreeSet::new(),
+            deferred: Vec::new(),
+            deferred_decisions: Vec::new(),
             stirred: BTreeSet::new(),
             deadlines: Deadlines::default(),
             figures_at_ms: 0,
@@ -227,17 +264,26 @@ impl Sequencer {
         self.runs.iter().flat_map(|(run, state)| state.groups.iter().map(move |(id, group)| (run, id, group)))
     }
 
-    /// Every unit of a consumer group that lasts: its run, consumer group and id, and where it stands.
-    pub(in crate::store) fn all_units(&self) -> Vec<(RunId, String, String, Place)> {
-        let mut all = Vec::new();
-        for (run, state) in &self.runs {
-            for (name, group) in state.queue.groups().filter(|(_, group)| !group.definition().ephemeral) {
-                for (unit, place) in group.units() {
-                    all.push((run.clone(), name.to_owned(), unit.as_str().to_owned(), place));
-                }
-            }
+    /// Every consumer group that lasts: its run and name, and what it is.
+    pub(in crate::store) fn all_consumer_groups(
+        &self,
+    ) -> impl Iterator<Item = (&RunId, &str, &ConsumerGroup<u64, UnitRows>)> {
+        self.runs.iter().flat_map(|(run, state)| {
+            let lasting = state.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
+            lasting.map(move |(name, group)| (run, name, group))
+        })
+    }
+
+    /// Has units of before the restart wait for those who hold them, for as long as the service gives them for that.
+    pub(in crate::store) fn hold_back(&mut self) {
+        let until_ms = self.store.clock.now_ms().saturating_add(self.store.restart_grace_ms);
+        if self.store.restart_grace_ms == 0 {
+            return;
         }
-        all
+        for (id, run) in &mut self.runs {
+            run.queue.groups_mut().for_each(|(_, group)| group.hold_back(until_ms));
+            self.stirred.insert(id.clone());
+        }
     }
 
     /// Works until nobody can give it commands any more, or `stop` is done.
@@ -286,12 +332,12 @@ impl Sequencer {
                 self.discarded(Tombstone { key, attempt, home: opened }, group.as_ref(), &discarded, calls);
             }
             Sequenced::ConsumerGroup { run, consumer_group, definition, from_earliest } => {
-                self.make_consumer_group(&run, &consumer_group, definition, from_earliest);
+                self.make_consumer_group(&run, &consumer_group, definition, from_earliest, position);
                 self.resume_subscriptions(&run, &consumer_group, true);
             }
-            Sequenced::Declared { run, settings } => self.make_declared(&run, &settings),
+            Sequenced::Declared { run, settings } => self.make_declared(&run, &settings, position),
             Sequenced::Acknowledged { run, consumer_group, units } => {
-                self.settle(&run, &consumer_group, &units, |group, unit| group.apply_ack(unit));
+                self.settle(&run, &consumer_group, &units, |group, unit| group.apply_ack(unit, position.0));
             }
             Sequenced::UnitDropped { run, consumer_group, unit, reason } => {
                 self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
@@ -306,6 +352,14 @@ impl Sequencer {
                     group.apply_release(unit)
                 });
             }
+            Sequenced::RolloutsRetired { run, rollouts, reason } => self.rollouts_retired(&run, rollouts, reason),
+            Sequenced::ConsumerGroupExpired { run, consumer_group } => {
+                self.consumer_group_expired(&run, &consumer_group);
+            }
+            Sequenced::SeekReady(ready) => self.seek_is_ready(*ready),
+            Sequenced::Sought { run, consumer_group, to, reply } => {
+                self.sought(&run, &consumer_group, (to, position), reply);
+            }
             Sequenced::Acks { consumer, results } => self.tell(consumer, ToConsumer::Acks(results)),
             Sequenced::Superseded { run, home: _, calls } => self.rollout_gone(&run, EndReason::Superseded, calls),
             Sequenced::Snapshot { begins } => self.snapshot_is_durable(begins),
@@ -315,6 +369,7 @@ impl Sequencer {
     }
 
     fn command(&mut self, command: Command) {
+        let Some(command) = self.defer(command) else { return };
         // Who asked may be gone by now; then nobody wants the answer.
         match command {
             Command::Admit(admission, reply) => drop(reply.send(self.admit(&admission))),
@@ -325,7 +380,7 @@ impl Sequencer {
             Command::DeleteRun(run, force, reply) => drop(reply.send(self.delete_run(&run, force))),
             Command::Subscribe(subscription, reply) => self.subscribe(subscription, reply),
             Command::Leave(consumer) => self.leave(consumer),
-            Command::Ack(consumer, units) => self.ack(consumer, units),
+            Command::Ack(consumer, units, seek_count) => self.ack(consumer, units, seek_count),
             Command::Nack(consumer, units, delay_ms) => self.nack(consumer, &units, delay_ms),
             Command::Credit(consumer, tokens) => self.credit(consumer, tokens),
             Command::SignOfLife(consumer) => self.sign_of_life(consumer),
@@ -334,6 +389,10 @@ impl Sequencer {
             Command::ReleaseUnit { run, consumer_group, unit, drop: for_good, reply } => {
                 drop(reply.send(self.release_unit(&run, &consumer_group, &unit, for_good)));
             }
+            Command::Checkpoint { run, consumer_group, reply } => {
+                drop(reply.send(self.checkpoint(&run, &consumer_group)));
+            }
+            Command::Seek { run, consumer_group, token, reply } => self.seek(&run, &consumer_group, &token, reply),
             Command::Look(look) => self.look(look),
             Command::Carry(gathered) => self.carry(gathered),
             Command::Barrier(reply) => self.store.journal.after_last(Sequenced::Reached(reply)),
@@ -359,6 +418,7 @@ impl Sequencer {
             self.figures_at_ms = now_ms.saturating_add(FIGURES_EVERY_MS);
             self.record_figures();
             self.ask_for_snapshot_if_useful();
+            self.retire_if_memory_is_short();
             self.carry_if_needed();
             // What was read back to be looked at leaves again, though nothing comes.
             self.store.make_room(None);
@@ -391,9 +451,9 @@ impl Sequencer {
     fn check(&self) {
         let mut members = 0;
         for (id, run) in &self.runs {
-            let deadline_ms = run.queue.next_deadline_ms();
+            let deadline_ms = run.next_deadline_ms();
             debug_assert!(
-                self.deadlines.keeps(id, deadline_ms),
+                self.seeking.contains(id) || self.deadlines.keeps(id, deadline_ms),
                 "run {id:?} is looked at too late for {deadline_ms:?}"
             );
             for (name, group) in run.queue.groups() {

@@ -17,6 +17,8 @@ pub enum LeftOut {
     NoRows(u64),
     /// So many calls are longer than its rows may be.
     TooLong(u64),
+    /// So many rollouts ended before any consumer group was given them.
+    NotRetained(u64),
 }
 
 /// What was left out and not told yet.
@@ -24,6 +26,7 @@ pub enum LeftOut {
 pub(super) struct Owed {
     no_rows: u64,
     too_long: u64,
+    not_retained: u64,
 }
 
 /// Room in a consumer's line that such news leave to units and to what must be told.
@@ -34,22 +37,32 @@ impl Owed {
         match what {
             LeftOut::NoRows(_) => &mut self.no_rows,
             LeftOut::TooLong(_) => &mut self.too_long,
+            LeftOut::NotRetained(_) => &mut self.not_retained,
         }
     }
 
     fn take(&mut self) -> impl Iterator<Item = LeftOut> {
-        let Self { no_rows, too_long } = std::mem::take(self);
-        [(no_rows, LeftOut::NoRows(no_rows)), (too_long, LeftOut::TooLong(too_long))]
-            .into_iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(_, what)| what)
+        let Self { no_rows, too_long, not_retained } = std::mem::take(self);
+        let all = [
+            (no_rows, LeftOut::NoRows(no_rows)),
+            (too_long, LeftOut::TooLong(too_long)),
+            (not_retained, LeftOut::NotRetained(not_retained)),
+        ];
+        all.into_iter().filter(|(count, _)| *count > 0).map(|(_, what)| what)
+    }
+}
+
+impl Owed {
+    /// What whoever makes a consumer group is told first.
+    pub(super) fn to_the_first(not_retained: u64) -> Self {
+        Self { not_retained, ..Self::default() }
     }
 }
 
 impl LeftOut {
     fn count(self) -> u64 {
         match self {
-            Self::NoRows(rollouts) => rollouts,
+            Self::NoRows(rollouts) | Self::NotRetained(rollouts) => rollouts,
             Self::TooLong(calls) => calls,
         }
     }
@@ -58,6 +71,7 @@ impl LeftOut {
         match self {
             Self::NoRows(_) => Self::NoRows(count),
             Self::TooLong(_) => Self::TooLong(count),
+            Self::NotRetained(_) => Self::NotRetained(count),
         }
     }
 }

@@ -19,8 +19,7 @@ use std::sync::Arc;
 use crate::group::Member;
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::limits;
-use crate::log::{EndedMember, EndedRollout, Position, Record};
-use crate::queue::GroupDefinition;
+use crate::log::{EndedMember, EndedRollout, GroupSnapshot, Position, Record};
 
 use super::super::effect::{Ended, Outcome, Sequenced};
 use super::super::{Entry, RolloutKey, Slot};
@@ -67,6 +66,11 @@ impl Needed {
         self.tombstones.remove(&(home, place));
     }
 
+    /// Whether a snapshot, and what was counted by then, is on its way to the log.
+    pub(super) fn is_snapshotting(&self) -> bool {
+        self.is_snapshotting
+    }
+
     /// A snapshot begins there that is whole and durable.
     pub(in crate::store) fn snapshot(&mut self, begins: Position) {
         self.snapshots.push_back(begins);
@@ -111,7 +115,7 @@ impl Sequencer {
     /// Writes a snapshot if one is due, and nothing of the small state is on its way. Without runs there is nothing to let go of
     /// that matters, and it waits for one.
     pub(super) fn snapshot_if_due(&mut self) {
-        if !self.needed.snapshot_is_due || self.needed.is_snapshotting {
+        if !self.needed.snapshot_is_due || self.needed.is_snapshotting || !self.seeking.is_empty() {
             return;
         }
         let Some((last, _)) = self.runs.last_key_value() else { return };
@@ -216,7 +220,7 @@ impl Sequencer {
         &mut self,
         run: &RunId,
         settings: (u64, Arc<crate::rollout::run_settings::RunSettings>),
-        consumer_groups: Vec<(ConsumerGroupId, GroupDefinition)>,
+        consumer_groups: Vec<GroupSnapshot>,
         position: Position,
     ) {
         if self.runs.contains_key(run) {
@@ -226,9 +230,12 @@ impl Sequencer {
         if let Some(state) = self.runs.get_mut(run) {
             // Those that the settings declare are among these.
             state.making.clear();
+            state.retention.retention_ms = state.settings_now().retention_ms;
         }
-        for (name, definition) in consumer_groups {
-            self.make_consumer_group(run, &name, definition, false);
+        for GroupSnapshot { consumer_group: name, definition, made_at, seek_count } in consumer_groups {
+            self.make_consumer_group(run, &name, definition, false, made_at);
+            let group = self.runs.get_mut(run).and_then(|run| run.queue.group_mut(name.as_str()));
+            group.into_iter().for_each(|group| group.restore_seeks(seek_count, 0));
         }
     }
 
@@ -265,7 +272,12 @@ impl RunState {
         let lasting = self.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
         let named = lasting.filter_map(|(name, group)| {
             let name = ConsumerGroupId::parse(name).ok()?;
-            Some((name, group.definition().clone()))
+            Some(GroupSnapshot {
+                consumer_group: name,
+                definition: group.definition().clone(),
+                made_at: Position(group.made_at()),
+                seek_count: group.seek_count(),
+            })
         });
         Record::RunSnapshot {
             run: run.clone(),

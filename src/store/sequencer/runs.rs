@@ -18,6 +18,7 @@ use super::super::watch::Watchers;
 use super::super::{Entry, RolloutKey, Run, RunCounts, Slot, figures};
 use super::figures::RunLedger;
 use super::groups::RunGroups;
+use super::retention::Retention;
 use super::{Retained, RunState, Sequencer, Subscription, ToConsumer};
 
 /// A run, for who asks.
@@ -143,6 +144,8 @@ impl Sequencer {
                 groups: RunGroups::new(memory.holding()),
                 queue: Queue::new(bounds),
                 retained: BTreeMap::new(),
+                retention: Retention::default(),
+                unclaimed_ended: 0,
                 finalised_count: 0,
                 ledger: RunLedger::default(),
                 making: BTreeSet::new(),

@@ -20,6 +20,7 @@ fn sequencer() -> Sequencer {
         clock: Clock::manual(),
         telemetry: Telemetry::new(),
         memory_budget_bytes: 1 << 30,
+        restart_grace_ms: 0,
         eviction: Eviction::default(),
     };
     let (store, _commands) = Store::new(options);

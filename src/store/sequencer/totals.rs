@@ -77,7 +77,8 @@ impl RunState {
             let (acknowledged, dropped) = group.forgotten();
             let dropped = dropped.iter().map(|(reason, sum)| (*reason, *sum)).collect();
             let consumer_group = ConsumerGroupId::parse(name).ok()?;
-            Some(ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped })
+            let forgotten_through = group.forgotten_through();
+            Some(ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through })
         });
         RunTotals {
             calls: finalised.totals(),
@@ -112,6 +113,7 @@ impl RunState {
                     .iter()
                     .map(|(reason, sum)| (*reason, sum.beyond(known_dropped.get(reason).copied().unwrap_or_default())));
                 group.restore_forgotten(of_group.acknowledged.beyond(known_acknowledged), dropped);
+                group.restore_seeks(0, of_group.forgotten_through);
             }
         }
     }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
 use super::super::{Fault, LAST_KIND, decode, encode};
-use super::samples::samples;
+use super::samples::{later_samples, samples};
 use super::strategies::record;
 use crate::ids::IdentifierError;
 
@@ -44,7 +44,7 @@ proptest! {
 
 #[test]
 fn samples_that_are_cut_anywhere_are_errors() {
-    for (name, record) in samples() {
+    for (name, record) in samples().into_iter().chain(later_samples()) {
         let (kind, payload) = encode(&record);
         for length in 0..payload.len() {
             assert!(decode(kind, &payload[..length]).is_err(), "{name}, cut after {length} bytes");

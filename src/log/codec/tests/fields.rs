@@ -125,7 +125,10 @@ proptest! {
         definition in pair(strategies::definition),
     ) {
         each_field!(
-            RunSettings { rollout, max_deliveries, lease_ms, tombstone_retention_ms, consumer_groups },
+            RunSettings {
+                rollout, max_deliveries, lease_ms, tombstone_retention_ms, consumer_groups, required_consumer_groups,
+                retention_ms, unclaimed_retention_ms, unclaimed_retention_bytes, consumer_group_idle_expiry_ms,
+            },
             settings.0,
             settings.1,
             run

@@ -3,7 +3,7 @@
 
 use super::super::{decode, encode};
 use super::in_bits;
-use super::samples::samples;
+use super::samples::{later_samples, samples};
 
 /// Version 1: the record's name, its kind, its payload.
 const VERSION_1: &[(&str, u8, &str)] = &[
@@ -98,6 +98,54 @@ const VERSION_1: &[(&str, u8, &str)] = &[
          0b0804120708011080051801",
     ),
 ];
+
+/// What is written in version 1 since consumer groups can be sought and rollouts retained.
+const LATER: &[(&str, u8, &str)] = &[
+    ("rollouts_retired", 16, "82011a0a0572756e2d3112090a0567372d7233100212040a0272341803"),
+    ("consumer_group_expired", 17, "8a01100a0572756e2d311207747261696e6572"),
+    ("sought", 18, "9201130a0572756e2d311207747261696e657218e724"),
+    (
+        "run_that_retains",
+        1,
+        "0a7c0a0572756e2d3110031a710a300a046d61696e0a056a7564676512046d61696e1802200228023002380140024880 \
+         a3095080aea60a58c0cf2460c1cf2410051880dddb012080a8cc7b2a170a07747261696e657212046d61696e18022080 \
+         800228023207747261696e657238e0d40340004880808080045080dddb01",
+    ),
+    (
+        "run_snapshot_after_seeks",
+        11,
+        "5a80010a620a0572756e2d3110031a570a300a046d61696e0a056a7564676512046d61696e1802200228023002380140 \
+         024880a3095080aea60a58c0cf2460c1cf2410051880dddb012080a8cc7b2a170a07747261696e657212046d61696e18 \
+         022080800228021080d8c1a28c341a130a07747261696e657212041001280518112002",
+    ),
+    (
+        "run_totals_with_what_is_forgotten",
+        15,
+        "7a6c0a0572756e2d311214080110031809220c0a046d61696e1005180220011a120a0c69646c655f74696d656f757410 \
+         02180720062a370a07747261696e65721214080110031809220c0a046d61696e1005180220011a070804108005180422 \
+         0b08041207080110800518012863",
+    ),
+    (
+        "rollout_copy_begins_with_histories",
+        13,
+        "6aa9010a0572756e2d31120567372d7233180222026737280332300a046d61696e0a056a7564676512046d61696e1802 \
+         200228023002380140024880a3095080aea60a58c0cf2460c1cf243880d8c1a28c3440114a560a07747261696e657212 \
+         1472756e2d312f67372d72332f322f6d61696e2f611a180a1472756e2d312f67372d72332f322f6d61696e2f62100422 \
+         1b0a1472756e2d312f67372d72332f322f6d61696e2f61120328323c",
+    ),
+];
+
+#[test]
+fn what_came_later_is_read_and_written() {
+    for (name, record) in later_samples() {
+        let (kind, payload) = encode(&record);
+        let hex: String = payload.iter().map(|byte| format!("{byte:02x}")).collect();
+        let frozen = LATER.iter().find(|(frozen, _, _)| *frozen == name);
+        assert_eq!(frozen.map(|(_, kind, hex)| (*kind, hex.replace([' ', '\n'], ""))), Some((kind, hex)), "{name}");
+        assert_eq!(decode(kind, &payload).as_ref().map(in_bits), Ok(in_bits(&record)), "{name}");
+    }
+    assert_eq!(LATER.len(), later_samples().len());
+}
 
 #[test]
 fn version_1_is_read() {

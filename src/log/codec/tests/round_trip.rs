@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::{Encoding, RECORD_KINDS, decode, encode};
 use super::in_bits;
-use super::samples::{call_of, samples};
+use super::samples::{call_of, later_samples, samples};
 use super::strategies::record;
 use crate::forest::CallRecord;
 use crate::log::Record;
@@ -31,7 +31,7 @@ proptest! {
 
 #[test]
 fn samples_come_back_as_they_were() {
-    for (name, record) in samples() {
+    for (name, record) in samples().into_iter().chain(later_samples()) {
         let (kind, payload) = encode(&record);
         assert_eq!(decode(kind, &payload).as_ref().map(in_bits), Ok(in_bits(&record)), "{name}");
     }

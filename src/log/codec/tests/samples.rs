@@ -10,7 +10,7 @@ use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
 use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, RolloutRef, RunId};
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
-use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, Record};
+use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, GroupSnapshot, Position, Record, RetiredFor};
 use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -64,7 +64,48 @@ pub(super) fn call_of(new: u32, generated: usize) -> Record {
     rollout(RolloutRecord::Call(CallRecord::New(Box::new((facts, prompt)))))
 }
 
-/// Every record and every form of what happens to a rollout, by name.
+/// What newer builds of version 1 write besides: new kinds, and new fields of the others.
+pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
+    let (run, consumer_group) = (run(), trainer());
+    let rollouts = vec![(RolloutId::parse("g7-r3").unwrap(), 2), (RolloutId::parse("r4").unwrap(), 0)];
+    let mut later = vec![
+        ("rollouts_retired", Record::RolloutsRetired { run: run.clone(), rollouts, reason: RetiredFor::Unclaimed }),
+        (
+            "consumer_group_expired",
+            Record::ConsumerGroupExpired { run: run.clone(), consumer_group: consumer_group.clone() },
+        ),
+        ("sought", Record::Sought { run, consumer_group: consumer_group.clone(), to: Position(4711) }),
+    ];
+    for (_, record) in samples() {
+        if let Record::Run { run, settings_version, settings } = record {
+            let settings = RunSettings {
+                required_consumer_groups: vec![consumer_group.clone()],
+                retention_ms: 60_000,
+                unclaimed_retention_ms: 0,
+                unclaimed_retention_bytes: Some(1 << 30),
+                consumer_group_idle_expiry_ms: 3_600_000,
+                ..RunSettings::clone(&settings)
+            };
+            later.push(("run_that_retains", Record::Run { run, settings_version, settings: Arc::new(settings) }));
+        } else if let Record::RunSnapshot { run, settings_version, settings, created_unix_ms, mut consumer_groups } =
+            record
+        {
+            consumer_groups.iter_mut().for_each(|group| (group.made_at, group.seek_count) = (Position(17), 2));
+            let record = Record::RunSnapshot { run, settings_version, settings, created_unix_ms, consumer_groups };
+            later.push(("run_snapshot_after_seeks", record));
+        } else if let Record::RolloutCopyBegins(mut begins) = record {
+            let history = (UnitId::from("run-1/g7-r3/2/main/a"), vec![40, 50, 60]);
+            begins.given_to[0].histories.push(history);
+            later.push(("rollout_copy_begins_with_histories", Record::RolloutCopyBegins(begins)));
+        } else if let Record::RunTotals { run, mut totals } = record {
+            totals.consumer_groups[0].forgotten_through = 99;
+            later.push(("run_totals_with_what_is_forgotten", Record::RunTotals { run, totals }));
+        }
+    }
+    later
+}
+
+/// Every record and every form of what happens to a rollout, by name, as the first build wrote them.
 pub(super) fn samples() -> Vec<(&'static str, Record)> {
     let mut samples = of_runs();
     samples.extend(of_rollouts().into_iter().map(|(name, record)| (name, rollout(record))));
@@ -101,6 +142,7 @@ fn of_runs() -> Vec<(&'static str, Record)> {
         lease_ms: 3_600_000,
         tombstone_retention_ms: 259_200_000,
         consumer_groups: vec![(trainer(), group)],
+        ..RunSettings::with_defaults()
     };
     let (rollout, group) = (RolloutId::parse("g7-r3").unwrap(), GroupId::parse("g7").unwrap());
     let opened = Record::RolloutOpened {
@@ -282,7 +324,8 @@ fn of_snapshots() -> Vec<(&'static str, Record)> {
     };
     let member = EndedMember { group: GroupId::parse("g7").unwrap(), size: Some(8), member: Member::WillRetry };
     let rollouts = vec![ended("g7-r3", false, Some(member)), ended("r4", true, None)];
-    let consumer_groups = vec![(trainer(), definition)];
+    let group = GroupSnapshot { consumer_group: trainer(), definition, made_at: Position(0), seek_count: 0 };
+    let consumer_groups = vec![group];
     let created_unix_ms = 1_790_000_000_000;
     vec![
         ("snapshot_begins", Record::SnapshotBegins { runs: 1 }),
@@ -304,6 +347,7 @@ fn of_copies() -> Vec<(&'static str, Record)> {
         consumer_group: trainer(),
         acknowledged: vec![UnitId::from("run-1/g7-r3/2/main/a")],
         dropped: vec![(UnitId::from("run-1/g7-r3/2/main/b"), DropReason::Operator)],
+        histories: Vec::new(),
     };
     let record = RolloutRecord::Conflict(call("c2"));
     let begins = Record::RolloutCopyBegins(Box::new(CopyBegins {
@@ -335,6 +379,7 @@ fn totals() -> RunTotals {
         calls: calls.clone(),
         acknowledged: sum(4),
         dropped: vec![(DropReason::Operator, sum(1))],
+        forgotten_through: 0,
     };
     let gone = GoneTotals { reason: "idle_timeout".to_owned(), rollouts: 2, calls: 7 };
     RunTotals { calls, gone: vec![gone], retired_rollouts: 6, consumer_groups: vec![of_group] }

@@ -15,7 +15,7 @@ use crate::forest::plan::SharedCallOwner;
 use crate::group::Member;
 use crate::ids::{IdentifierError, RolloutRef};
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
-use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, Position, Record};
+use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, GroupSnapshot, Position, Record, RetiredFor};
 use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
@@ -236,13 +236,20 @@ pub(super) fn consumer_group_settings() -> BoxedStrategy<ConsumerGroupSettings> 
 
 pub(super) fn run_settings() -> BoxedStrategy<RunSettings> {
     let groups = vec((id!(ConsumerGroupId), consumer_group_settings()), 0..3);
-    (rollout_settings(), any::<(u32, u64, u64)>(), groups)
-        .prop_map(|(rollout, numbers, consumer_groups)| RunSettings {
+    let required = vec(id!(ConsumerGroupId), 0..3);
+    let retained = any::<(u64, u64, Option<u64>, u64)>();
+    (rollout_settings(), any::<(u32, u64, u64)>(), groups, required, retained)
+        .prop_map(|(rollout, numbers, consumer_groups, required_consumer_groups, retained)| RunSettings {
             rollout: Arc::new(rollout),
             max_deliveries: numbers.0,
             lease_ms: numbers.1,
             tombstone_retention_ms: numbers.2,
             consumer_groups,
+            required_consumer_groups,
+            retention_ms: retained.0,
+            unclaimed_retention_ms: retained.1,
+            unclaimed_retention_bytes: retained.2,
+            consumer_group_idle_expiry_ms: retained.3,
         })
         .boxed()
 }
@@ -292,8 +299,17 @@ fn of_consumer_groups() -> BoxedStrategy<Record> {
             Record::UnitDropped { run, consumer_group, unit, reason }
         }),
         (group(), unit()).prop_map(|((run, consumer_group), unit)| Record::UnitReleased { run, consumer_group, unit }),
+        (id!(RunId), vec((id!(RolloutId), any::<u32>()), 0..4), retired_for())
+            .prop_map(|(run, rollouts, reason)| Record::RolloutsRetired { run, rollouts, reason }),
+        group().prop_map(|(run, consumer_group)| Record::ConsumerGroupExpired { run, consumer_group }),
+        (group(), any::<u64>())
+            .prop_map(|((run, consumer_group), to)| { Record::Sought { run, consumer_group, to: Position(to) } }),
     ]
     .boxed()
+}
+
+fn retired_for() -> impl Strategy<Value = RetiredFor> {
+    select(&[RetiredFor::Retention, RetiredFor::Room, RetiredFor::Unclaimed])
 }
 
 fn call_totals() -> BoxedStrategy<CallTotals> {
@@ -311,12 +327,14 @@ fn sum() -> BoxedStrategy<SettledSum> {
 fn of_totals() -> BoxedStrategy<Record> {
     let gone =
         (text(), any::<(u64, u64)>()).prop_map(|(reason, (rollouts, calls))| GoneTotals { reason, rollouts, calls });
-    let group = (id!(ConsumerGroupId), call_totals(), sum(), vec((select(&DropReason::ALL), sum()), 0..3)).prop_map(
-        |(consumer_group, calls, acknowledged, dropped)| ConsumerGroupTotals {
+    let dropped = vec((select(&DropReason::ALL), sum()), 0..3);
+    let group = (id!(ConsumerGroupId), call_totals(), sum(), dropped, any::<u64>()).prop_map(
+        |(consumer_group, calls, acknowledged, dropped, forgotten_through)| ConsumerGroupTotals {
             consumer_group,
             calls,
             acknowledged,
             dropped,
+            forgotten_through,
         },
     );
     (id!(RunId), call_totals(), vec(gone, 0..3), any::<u64>(), vec(group, 0..3))
@@ -347,8 +365,14 @@ fn ended() -> BoxedStrategy<EndedRollout> {
 }
 
 fn of_copies() -> BoxedStrategy<Record> {
-    let units = (id!(ConsumerGroupId), vec(unit(), 0..3), vec((unit(), select(&DropReason::ALL)), 0..3))
-        .prop_map(|(consumer_group, acknowledged, dropped)| CopiedUnits { consumer_group, acknowledged, dropped });
+    let histories = vec((unit(), vec(any::<u64>(), 0..4)), 0..3);
+    let units = (id!(ConsumerGroupId), vec(unit(), 0..3), vec((unit(), select(&DropReason::ALL)), 0..3), histories)
+        .prop_map(|(consumer_group, acknowledged, dropped, histories)| CopiedUnits {
+            consumer_group,
+            acknowledged,
+            dropped,
+            histories,
+        });
     let numbers = any::<(u32, u64, u64, u32, Option<u64>)>();
     let begins = (id!(RunId), id!(RolloutId), option::of(id!(GroupId)), rollout_settings(), numbers, vec(units, 0..3));
     prop_oneof![
@@ -370,7 +394,15 @@ fn of_copies() -> BoxedStrategy<Record> {
 }
 
 fn of_snapshots() -> BoxedStrategy<Record> {
-    let groups = vec((id!(ConsumerGroupId), definition()), 0..3);
+    let group = (id!(ConsumerGroupId), definition(), any::<(u64, u64)>()).prop_map(
+        |(consumer_group, definition, (made_at, seek_count))| GroupSnapshot {
+            consumer_group,
+            definition,
+            made_at: Position(made_at),
+            seek_count,
+        },
+    );
+    let groups = vec(group, 0..3);
     prop_oneof![
         any::<u32>().prop_map(|runs| Record::SnapshotBegins { runs }),
         (id!(RunId), any::<(u64, u64)>(), run_settings(), groups).prop_map(

@@ -1,0 +1,220 @@
+//! Going back to what a consumer group had acknowledged at an earlier moment.
+//!
+//! A *moment* is a number that only grows: the position of the record that is applied. Each remembered unit keeps the spans of
+//! moments in which it was acknowledged, so that every moment since the last forgotten acknowledgement can be sought, also one
+//! that lies between two earlier seeks.
+
+use super::effect::QueueEffect;
+use super::group::ConsumerGroup;
+use super::unit::{NewUnit, Place, UnitId};
+
+/// The spans of moments in which a unit was acknowledged, in order: from each one's beginning until just before its end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct History(Vec<(u64, u64)>);
+
+/// The end of a span that lasts.
+const LASTS: u64 = u64::MAX;
+
+impl History {
+    /// The spans that begin and end at these moments in turn; the last one may last.
+    #[must_use]
+    pub fn of_moments(moments: &[u64]) -> Self {
+        Self(moments.chunks(2).map(|span| (span[0], span.get(1).copied().unwrap_or(LASTS))).collect())
+    }
+
+    /// Where its spans begin and end, in turn.
+    #[must_use]
+    pub fn moments(&self) -> Vec<u64> {
+        self.0.iter().flat_map(|&(begins, ends)| [begins, ends]).filter(|moment| *moment != LASTS).collect()
+    }
+
+    /// Whether the unit is acknowledged now.
+    fn lasts(&self) -> bool {
+        self.0.last().is_some_and(|&(_, ends)| ends == LASTS)
+    }
+
+    /// Whether the unit was acknowledged then.
+    fn covers(&self, moment: u64) -> bool {
+        self.0.iter().any(|&(begins, ends)| begins <= moment && moment < ends)
+    }
+
+    pub(super) fn begin(&mut self, at: u64) {
+        self.0.push((at, LASTS));
+    }
+
+    fn end(&mut self, at: u64) {
+        if let Some((_, ends)) = self.0.last_mut() {
+            *ends = at;
+        }
+    }
+
+    /// The last moment at which something changed; 0 if the unit was never acknowledged.
+    pub(super) fn last_change(&self) -> u64 {
+        self.0.last().map_or(0, |&(begins, ends)| if ends == LASTS { begins } else { ends })
+    }
+}
+
+/// Why a moment cannot be sought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeekRefused {
+    /// Units that were acknowledged later are not remembered any more.
+    NotRetained,
+    /// The group has not come so far.
+    NotReached,
+}
+
+impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
+    /// When it was made.
+    #[must_use]
+    pub fn made_at(&self) -> u64 {
+        self.made_at
+    }
+
+    /// The moment that stands for what is acknowledged now: that of the last acknowledgement or seek.
+    #[must_use]
+    pub fn changed_at(&self) -> u64 {
+        self.changed_at
+    }
+
+    /// How often it was sought.
+    #[must_use]
+    pub fn seek_count(&self) -> u64 {
+        self.seek_count
+    }
+
+    /// The last moment at which a unit changed that is not remembered any more; what lies before cannot be sought.
+    #[must_use]
+    pub fn forgotten_through(&self) -> u64 {
+        self.ledger.forgotten_through
+    }
+
+    /// How many units it has acknowledged, ever.
+    #[must_use]
+    pub fn acknowledged_units(&self) -> u64 {
+        self.ledger.counts.acknowledged.tally.units
+    }
+
+    /// The history of a unit.
+    #[must_use]
+    pub fn history(&self, id: &UnitId) -> Option<&History> {
+        self.ledger.find(id).map(|(_, unit)| &unit.history)
+    }
+
+    /// Gives a unit the history that it had before this group was made again.
+    pub fn restore_history(&mut self, id: &UnitId, history: History) {
+        self.changed_at = self.changed_at.max(history.last_change());
+        if let Some(number) = self.ledger.find(id).map(|(number, _)| number)
+            && let Some(unit) = self.ledger.units.get_mut(&number)
+        {
+            unit.history = history;
+        }
+    }
+
+    /// A unit was acknowledged before this group was made again, as its history says, if it has one.
+    pub fn restore_ack(&mut self, id: &UnitId) -> Vec<QueueEffect<K>> {
+        let known = self.ledger.find(id).map(|(_, unit)| unit.history.clone()).filter(|history| history.lasts());
+        let effects = self.apply_ack(id, 0);
+        if let Some(history) = known {
+            self.restore_history(id, history);
+        }
+        effects
+    }
+
+    /// Takes up what is known of the time before it was made again.
+    pub fn restore_seeks(&mut self, seek_count: u64, forgotten_through: u64) {
+        self.seek_count = self.seek_count.max(seek_count);
+        self.ledger.forgotten_through = self.ledger.forgotten_through.max(forgotten_through);
+        self.changed_at = self.changed_at.max(forgotten_through);
+    }
+
+    /// Whether what was acknowledged at a moment can be restored; changes nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn judge_seek(&self, to: u64) -> Result<(), SeekRefused> {
+        if to > self.changed_at {
+            return Err(SeekRefused::NotReached);
+        }
+        if to < self.ledger.forgotten_through {
+            return Err(SeekRefused::NotRetained);
+        }
+        Ok(())
+    }
+
+    /// Ends all leases without a decision, and lets go of all consumers, before a seek.
+    pub fn release_all(&mut self, now_ms: u64) {
+        let consumers: Vec<_> = self.consumer_ids().collect();
+        for consumer in consumers {
+            let leases = self.consumers.get(consumer).map(|consumer| consumer.leases.clone()).unwrap_or_default();
+            for (_, number) in leases {
+                if let Some(unit) = self.ledger.units.get_mut(&number) {
+                    // It was not for its consumer to end it.
+                    unit.deliveries = unit.deliveries.saturating_sub(1);
+                }
+                self.relocate(number, Place::Waiting);
+            }
+            self.consumers.remove(consumer);
+        }
+        self.idle_since_ms = self.idle_since_ms.or(Some(now_ms));
+        self.verify();
+    }
+
+    /// A seek is durable: what was acknowledged at that moment is acknowledged, and nothing else; drops stand. `units_of` makes a
+    /// rollout's units once more, for those that freed their rows.
+    pub fn apply_seek(
+        &mut self,
+        to: u64,
+        at: u64,
+        units_of: impl Fn(&K) -> Vec<NewUnit<P>>,
+        now_ms: u64,
+    ) -> (u64, Vec<QueueEffect<K>>) {
+        self.seek_count += 1;
+        self.changed_at = at;
+        let (mut restored, mut effects) = (0, Vec::new());
+        let sources: Vec<K> = self.ledger.sources.keys().cloned().collect();
+        for source in sources {
+            let numbers = self.ledger.sources.get(&source).map(|source| source.units.clone()).unwrap_or_default();
+            let mut again = None;
+            for number in numbers {
+                let Some(unit) = self.ledger.units.get_mut(&number) else { continue };
+                match (unit.place == Place::Acknowledged, unit.history.covers(to)) {
+                    (true, false) => {
+                        let again = again.get_or_insert_with(|| units_of(&source));
+                        let payload = again.iter().find(|new| new.id == unit.id).map(|new| new.payload.clone());
+                        // Whoever retains a rollout can make its units.
+                        if payload.is_none() {
+                            continue;
+                        }
+                        unit.history.end(at);
+                        (unit.payload, unit.deliveries, unit.pushed_at_ms) = (payload, 0, now_ms);
+                        restored += 1;
+                        effects.extend(self.relocate(number, Place::Waiting));
+                    }
+                    (false, true) => {
+                        unit.history.begin(at);
+                        effects.extend(self.relocate(number, Place::Acknowledged));
+                    }
+                    (true, true) | (false, false) => {}
+                }
+            }
+        }
+        self.verify();
+        (restored, effects)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_its_moments() {
+        for moments in [&[][..], &[3], &[3, 7], &[0, 7, 9]] {
+            assert_eq!(History::of_moments(moments).moments(), moments);
+        }
+        let history = History::of_moments(&[3, 7, 9]);
+        let covered: Vec<u64> = (0..12).filter(|moment| history.covers(*moment)).collect();
+        assert_eq!(covered, [3, 4, 5, 6, 9, 10, 11]);
+        assert_eq!((history.last_change(), History::of_moments(&[3, 7]).last_change()), (9, 7));
+    }
+}

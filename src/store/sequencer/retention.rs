@@ -1,0 +1,319 @@
+//! How long finalised rollouts are kept, and consumer groups that nobody subscribes to.
+//!
+//! A finalised rollout is *held* while a consumer group has not settled its units, *settled* when all that were given it have, and
+//! *unclaimed* when none was. What is settled retires at once if its run keeps nothing longer: that follows from the record that
+//! settles it. Whatever a clock or a want of room decides is a record of its own first, and comes to nothing if the rollout is held
+//! again by then. Times are those of the clock and start afresh with the process: what passes while the service is down ends nothing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::ids::{ConsumerGroupId, RolloutId, RunId};
+use crate::limits;
+use crate::log::{Record, RetiredFor};
+use crate::rollout::run_settings::RunSettings;
+use crate::telemetry::RolloutEnd;
+
+use super::super::effect::{Ended, Outcome, Sequenced};
+use super::super::{RolloutKey, Slot};
+use super::{Retained, RunState, Sequencer, Tombstone};
+
+/// Where a finalised rollout stands with those who might want it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// A consumer group has not settled it.
+    #[default]
+    Held,
+    /// All that were given it have, since then.
+    Settled {
+        /// Milliseconds of the clock.
+        since_ms: u64,
+    },
+    /// No consumer group was given it, since then.
+    Unclaimed {
+        /// Milliseconds of the clock.
+        since_ms: u64,
+        /// What it takes.
+        bytes: u64,
+    },
+    /// A record that ends it is on its way.
+    Retiring,
+}
+
+/// The finalised rollouts of a run that wait for their end, by number.
+#[derive(Default)]
+pub(in crate::store) struct Retention {
+    /// How long settled ones stay, as the records say that are applied.
+    pub(super) retention_ms: u64,
+    settled: BTreeSet<(u64, u64)>,
+    unclaimed: BTreeSet<(u64, u64)>,
+    unclaimed_bytes: u64,
+    /// Consumer groups of which it was said that they will expire soon.
+    warned: BTreeSet<ConsumerGroupId>,
+}
+
+/// The last part of the time that a consumer group may be without a subscription, in which it is said that it will expire: a tenth.
+const WARNED_PART: u64 = 10;
+
+impl Retention {
+    /// Somebody has subscribed to a consumer group.
+    pub(super) fn is_not_idle(&mut self, consumer_group: &ConsumerGroupId) {
+        self.warned.remove(consumer_group);
+    }
+
+    fn put(&mut self, number: u64, standing: &mut Standing, now: Standing) {
+        match *standing {
+            Standing::Settled { since_ms } => drop(self.settled.remove(&(since_ms, number))),
+            Standing::Unclaimed { since_ms, bytes } => {
+                self.unclaimed.remove(&(since_ms, number));
+                self.unclaimed_bytes -= bytes;
+            }
+            Standing::Held | Standing::Retiring => {}
+        }
+        match now {
+            Standing::Settled { since_ms } => drop(self.settled.insert((since_ms, number))),
+            Standing::Unclaimed { since_ms, bytes } => {
+                self.unclaimed.insert((since_ms, number));
+                self.unclaimed_bytes += bytes;
+            }
+            Standing::Held | Standing::Retiring => {}
+        }
+        *standing = now;
+    }
+
+    /// When the first of them ends.
+    fn next_deadline_ms(&self, settings: &RunSettings) -> Option<u64> {
+        let first = |of: &BTreeSet<(u64, u64)>, lasts_ms: u64| {
+            of.first().map(|(since_ms, _)| since_ms.saturating_add(lasts_ms))
+        };
+        let too_many = self.has_too_much(settings).then_some(0);
+        let settled = first(&self.settled, self.retention_ms);
+        settled.into_iter().chain(first(&self.unclaimed, settings.unclaimed_retention_ms)).chain(too_many).min()
+    }
+
+    fn has_too_much(&self, settings: &RunSettings) -> bool {
+        settings.unclaimed_retention_bytes.is_some_and(|bytes| self.unclaimed_bytes > bytes)
+    }
+
+    /// Those that end by now, a bounded number at a time.
+    fn due(&self, settings: &RunSettings, now_ms: u64) -> [(RetiredFor, Vec<u64>); 2] {
+        let first = |of: &BTreeSet<(u64, u64)>, lasts_ms: u64| -> Vec<u64> {
+            let due = of.iter().take_while(|(since_ms, _)| since_ms.saturating_add(lasts_ms) <= now_ms);
+            due.take(limits::RETIRED_AT_ONCE).map(|(_, number)| *number).collect()
+        };
+        let mut unclaimed = first(&self.unclaimed, settings.unclaimed_retention_ms);
+        if unclaimed.is_empty() && self.has_too_much(settings) {
+            // One at a time: each gives back as much as it takes.
+            unclaimed.extend(self.unclaimed.first().map(|(_, number)| *number));
+        }
+        [(RetiredFor::Retention, first(&self.settled, self.retention_ms)), (RetiredFor::Unclaimed, unclaimed)]
+    }
+}
+
+impl RunState {
+    /// When there is something to do for it, if nothing stirs it.
+    pub(super) fn next_deadline_ms(&self) -> Option<u64> {
+        let (queues, settings) = (self.queue.next_deadline_ms(), self.settings_now());
+        let warning_ms = settings.consumer_group_idle_expiry_ms / WARNED_PART;
+        let next_ms = |(expires_ms, name): (u64, ConsumerGroupId)| {
+            if self.retention.warned.contains(&name) { expires_ms } else { expires_ms.saturating_sub(warning_ms) }
+        };
+        let expiry = self.expiries().map(next_ms).min();
+        queues.into_iter().chain(self.retention.next_deadline_ms(settings)).chain(expiry).min()
+    }
+
+    /// When consumer groups expire that nobody subscribes to.
+    fn expiries(&self) -> impl Iterator<Item = (u64, ConsumerGroupId)> {
+        self.queue.groups().filter_map(|(name, _)| {
+            let name = ConsumerGroupId::parse(name).ok()?;
+            Some((self.expires_ms(&name)?, name))
+        })
+    }
+
+    /// When a consumer group expires; none if it does not as it is, or is about to.
+    pub(super) fn expires_ms(&self, name: &ConsumerGroupId) -> Option<u64> {
+        let group = self.queue.group(name.as_str()).filter(|group| !group.definition().ephemeral)?;
+        let settings = self.settings_now();
+        let idle_since_ms =
+            group.idle_since_ms().filter(|_| !settings.requires(name) && !self.making.contains(name))?;
+        Some(idle_since_ms.saturating_add(settings.consumer_group_idle_expiry_ms))
+    }
+}
+
+impl Sequencer {
+    /// Looks at a finalised rollout anew: who holds it. One that nobody does retires, now or later; one without rows has nothing to
+    /// wait for.
+    pub(super) fn reconsider(&mut self, run_id: &RunId, number: u64, without_rows: bool) {
+        let now_ms = self.store.clock.now_ms();
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let Some(retained) = run.retained.get_mut(&number) else { return };
+        let lasting = || run.queue.groups().map(|(_, group)| group).filter(|group| !group.definition().ephemeral);
+        let is_held = lasting().any(|group| group.holds(&number) || group.has_undeliverable(&number));
+        let is_known = lasting().any(|group| group.knows(&number));
+        if !is_held && (without_rows || (is_known && run.retention.retention_ms == 0)) {
+            self.retire(run_id, number, RetiredFor::Retention);
+            return;
+        }
+        let standing = match (is_held, is_known, retained.standing) {
+            (true, _, _) => Standing::Held,
+            (false, true, Standing::Settled { since_ms }) => Standing::Settled { since_ms },
+            (false, true, _) => Standing::Settled { since_ms: now_ms },
+            (false, false, Standing::Unclaimed { since_ms, bytes }) => Standing::Unclaimed { since_ms, bytes },
+            (false, false, _) => Standing::Unclaimed { since_ms: now_ms, bytes: retained.share.whole_bytes() },
+        };
+        run.retention.put(number, &mut retained.standing, standing);
+        self.stirred.insert(run_id.clone());
+    }
+
+    /// Lets go of a finalised rollout; what is left is a tombstone.
+    fn retire(&mut self, run_id: &RunId, number: u64, reason: RetiredFor) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let Some(mut retained) = run.retained.remove(&number) else { return };
+        run.retention.put(number, &mut retained.standing, Standing::Held);
+        let Retained { key: Some(key), attempt, group, share, .. } = retained else { return };
+        let home = share.home();
+        self.needed.ended(home);
+        run.queue.forget_source(&number);
+        run.shared.metrics.rollout_ended(match reason {
+            RetiredFor::Retention | RetiredFor::Room => RolloutEnd::Retired,
+            RetiredFor::Unclaimed => RolloutEnd::Unclaimed,
+        });
+        run.ledger.retired_rollouts += 1;
+        run.unclaimed_ended += u64::from(reason == RetiredFor::Unclaimed);
+        if let Some(entry) = self.store.entry(&key) {
+            let mut slot = entry.slot.lock();
+            run.shared.watchers.rollout_changes(&key.rollout, group.as_ref());
+            // Where retiring is no record of its own, it comes after all that were there before it.
+            let position = self.store.journal.last();
+            let reason = reason.as_str().to_owned();
+            let ended = Ended { attempt, outcome: Outcome::Retired, reason, is_final: true, group: group.clone() };
+            *slot = Slot::Ended(ended, position);
+        }
+        self.bury(Tombstone { key, attempt, home });
+    }
+
+    /// Ends what a clock ends in a run: rollouts that were kept long enough, consumer groups that nobody subscribes to.
+    pub(super) fn tick_retention(&mut self, run_id: &RunId, now_ms: u64) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let settings = Arc::clone(run.settings_now());
+        let due = run.retention.due(&settings, now_ms);
+        let warned_ms = now_ms.saturating_add(settings.consumer_group_idle_expiry_ms / WARNED_PART);
+        let (expired, soon): (Vec<_>, Vec<_>) = run
+            .expiries()
+            .filter(|(expires_ms, _)| *expires_ms <= warned_ms)
+            .partition(|(expires_ms, _)| *expires_ms <= now_ms);
+        for (expires_ms, consumer_group) in soon {
+            let seconds = (expires_ms - now_ms) / 1000;
+            if run.retention.warned.insert(consumer_group.clone()) {
+                tracing::warn!(run = %run_id, %consumer_group, "nobody subscribes to a consumer group; it expires in {seconds} s");
+            }
+        }
+        for (reason, numbers) in due {
+            self.begin_retiring(run_id, &numbers, reason);
+        }
+        for (_, consumer_group) in expired {
+            tracing::warn!(run = %run_id, %consumer_group, "a consumer group expires: nobody has subscribed for long");
+            let Some(run) = self.runs.get_mut(run_id) else { return };
+            run.making.insert(consumer_group.clone());
+            let (run, of_group) = (run_id.clone(), consumer_group.clone());
+            let record = Record::ConsumerGroupExpired { run: run.clone(), consumer_group };
+            self.log(&record, Some(Sequenced::ConsumerGroupExpired { run, consumer_group: of_group }));
+        }
+    }
+
+    /// Logs that these are not kept any longer; they end when that is durable.
+    fn begin_retiring(&mut self, run_id: &RunId, numbers: &[u64], reason: RetiredFor) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let mut rollouts: Vec<(RolloutId, u32)> = Vec::new();
+        for number in numbers {
+            let Some(retained) = run.retained.get_mut(number) else { continue };
+            run.retention.put(*number, &mut retained.standing, Standing::Retiring);
+            rollouts.extend(retained.key.as_ref().map(|key| (key.rollout.clone(), retained.attempt)));
+        }
+        if rollouts.is_empty() {
+            return;
+        }
+        if reason == RetiredFor::Unclaimed {
+            tracing::warn!(run = %run_id, rollouts = rollouts.len(), "rollouts end that no consumer group was given");
+        }
+        let record = Record::RolloutsRetired { run: run_id.clone(), rollouts: rollouts.clone(), reason };
+        self.log(&record, Some(Sequenced::RolloutsRetired { run: run_id.clone(), rollouts, reason }));
+    }
+
+    /// These are not kept any longer, but for those that are held again. Live and in replay.
+    pub(super) fn rollouts_retired(&mut self, run_id: &RunId, rollouts: Vec<(RolloutId, u32)>, reason: RetiredFor) {
+        for (rollout, attempt) in rollouts {
+            let key = RolloutKey { run: run_id.clone(), rollout };
+            let Some(number) = self.number_of(&key, attempt) else { continue };
+            let Some(run) = self.runs.get_mut(run_id) else { return };
+            let lasting = || run.queue.groups().map(|(_, group)| group).filter(|group| !group.definition().ephemeral);
+            let is_held = lasting().any(|group| group.holds(&number) || group.has_undeliverable(&number));
+            let is_claimed = reason == RetiredFor::Unclaimed && lasting().any(|group| group.knows(&number));
+            if is_held || is_claimed {
+                self.reconsider(run_id, number, false);
+            } else {
+                self.retire(run_id, number, reason);
+            }
+        }
+    }
+
+    /// The number of a finalised rollout.
+    pub(super) fn number_of(&self, key: &RolloutKey, attempt: u32) -> Option<u64> {
+        let entry = self.store.entry(key)?;
+        match &*entry.slot.lock() {
+            Slot::Live(live) if live.attempt == attempt => live.finalised.as_ref()?.number,
+            Slot::Live(_) | Slot::Ended(..) | Slot::Removed => None,
+        }
+    }
+
+    /// A consumer group is not there any more; what only it held is held by nobody. Live and in replay.
+    pub(super) fn consumer_group_expired(&mut self, run_id: &RunId, name: &ConsumerGroupId) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        run.making.remove(name);
+        let Some(group) = run.queue.remove_group(name.as_str()) else { return };
+        run.ledger.consumer_groups.remove(name.as_str());
+        run.retention.warned.remove(name);
+        let held: Vec<u64> = group.sources().copied().collect();
+        for number in held {
+            self.reconsider(run_id, number, false);
+        }
+        self.stirred.insert(run_id.clone());
+        self.subscribe_again(run_id, name);
+    }
+
+    /// What of these rollouts is acknowledged and kept all the same ends, for its room is needed. Gives the others.
+    pub(super) fn retire_for_room<T>(&mut self, rollouts: Vec<(T, RolloutKey)>) -> Vec<(T, RolloutKey)> {
+        let mut others = Vec::new();
+        for (about, key) in rollouts {
+            let entry = self.store.entry(&key);
+            let number = entry.and_then(|entry| match &*entry.slot.lock() {
+                Slot::Live(live) => live.finalised.as_ref()?.number,
+                Slot::Ended(..) | Slot::Removed => None,
+            });
+            let retained = |number| self.runs.get(&key.run)?.retained.get(&number);
+            match number.and_then(|number| Some((number, retained(number)?.standing))) {
+                Some((number, Standing::Settled { .. })) => {
+                    self.begin_retiring(&key.run, &[number], RetiredFor::Room);
+                }
+                // Its end is on its way.
+                Some((_, Standing::Retiring)) => {}
+                Some((_, Standing::Held | Standing::Unclaimed { .. })) | None => others.push((about, key)),
+            }
+        }
+        others
+    }
+
+    /// While memory is short, lets go of what is acknowledged and kept all the same, the oldest of each run first.
+    pub(super) fn retire_if_memory_is_short(&mut self) {
+        if !self.store.memory().is_short() {
+            return;
+        }
+        let runs: Vec<RunId> = self.runs.keys().cloned().collect();
+        for id in runs {
+            let Some(run) = self.runs.get(&id) else { continue };
+            let oldest: Vec<u64> =
+                run.retention.settled.iter().take(limits::RETIRED_AT_ONCE).map(|(_, number)| *number).collect();
+            self.begin_retiring(&id, &oldest, RetiredFor::Room);
+        }
+    }
+}
