@@ -19,26 +19,23 @@ use crate::ids::{ConsumerGroupId, RunId};
 use crate::limits;
 use crate::proto::v1::{self, subscribe_request, subscribe_response};
 use crate::queue::{ConsumerId, UnitId};
-use crate::store::sequencer::{AckOutcome, Command, Subscription, ToConsumer, UnitDelivery};
+use crate::store::sequencer::{AckOutcome, Command, ToConsumer, UnitDelivery};
 
 use super::connection::ConnectionShare;
-use super::convert::fields::{duration, duration_ms, identifier, optional_identifier};
+use super::convert::fields::{duration, identifier};
 use super::convert::parts::UnitParts;
 use super::convert::rows::TOKEN_BYTES;
+use super::convert::subscription;
 use super::convert::trainer as messages;
 use super::outgoing::{self, Outgoing, Responses};
 use super::receive::{self, Messages};
-use super::{Shared, convert, draining, refused};
+use super::{Shared, draining, refused};
 
 /// The service.
 pub(super) struct Trainer {
     shared: Shared,
 }
 
-/// How often a silent subscription says what it waits for.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
-/// The shortest interval that a subscriber may ask for.
-const HEARTBEAT_INTERVAL_MS_MIN: u64 = 1000;
 /// What a subscriber does when the service is about to stop.
 const SUBSCRIBE_AGAIN: &str = "subscribe again after the delay, and say which units you hold";
 /// How long a subscriber that did not read should wait before it subscribes again.
@@ -231,8 +228,9 @@ async fn join(
         }
     };
     let (sender, line) = mpsc::channel(limits::CONSUMER_UNITS_IN_FLIGHT_MAX + limits::CONSUMER_NEWS_OUTSTANDING_MAX);
-    let heartbeat_ms = heartbeat_ms(&message).map_err(refused)?;
-    let subscription = subscription(shared, &message, sender).map_err(refused)?;
+    let heartbeat_ms = subscription::heartbeat_ms(&message).map_err(refused)?;
+    let consumer = ConsumerId(shared.store.next_id());
+    let subscription = subscription::subscription(consumer, &message, sender).map_err(refused)?;
     let (consumer, ephemeral) = (subscription.consumer, subscription.ephemeral);
     let (run, consumer_group) = (subscription.run.clone(), subscription.consumer_group.clone());
     let (reply, answer) = oneshot::channel();
@@ -253,64 +251,6 @@ async fn join(
     Ok(Joined { consumer, ephemeral, heartbeat_ms, line, acks, leaving: Arc::default() })
 }
 
-fn heartbeat_ms(message: &v1::Subscription) -> Result<u64, Refusal> {
-    let asked = duration_ms(message.heartbeat_interval.as_ref(), "subscription.heartbeat_interval")?;
-    let default = u64::try_from(HEARTBEAT_INTERVAL.as_millis()).unwrap_or(u64::MAX);
-    Ok(asked.unwrap_or(default).max(HEARTBEAT_INTERVAL_MS_MIN))
-}
-
-fn subscription(
-    shared: &Shared,
-    message: &v1::Subscription,
-    sender: mpsc::Sender<ToConsumer>,
-) -> Result<Subscription, Refusal> {
-    let consumer = ConsumerId(shared.store.next_id());
-    let run = identifier(&message.run_id, "subscription.run_id", RunId::parse)?;
-    let named = optional_identifier(&message.consumer_group, "subscription.consumer_group", ConsumerGroupId::parse)?;
-    let consumer_group = match (named, message.ephemeral) {
-        // An ephemeral group has one member; its name is nobody else's.
-        (_, true) => {
-            identifier(&format!("ephemeral/{}", consumer.0), "subscription.consumer_group", ConsumerGroupId::parse)?
-        }
-        (Some(named), false) => named,
-        (None, false) => return Err(convert::fields::missing("subscription.consumer_group")),
-    };
-    optional_identifier(&message.consumer, "subscription.consumer", crate::ids::ConsumerId::parse)?;
-    if message.shard.is_some() || message.step_index.is_some() {
-        return Err(convert::fields::not_in_this_release("subscription.shard", "steps for data-parallel ranks"));
-    }
-    if message.policy_version.is_some() {
-        return Err(convert::fields::not_in_this_release("subscription.policy_version", "staleness"));
-    }
-    convert::fields::at_most(
-        message.held_unit_ids.len(),
-        limits::ACK_UNITS_MAX,
-        "units",
-        "subscription.held_unit_ids",
-    )?;
-    let held_bytes: usize = message.held_unit_ids.iter().map(String::len).sum();
-    convert::fields::at_most(
-        held_bytes,
-        limits::HELD_UNITS_BYTES_MAX,
-        "bytes of unit ids",
-        "subscription.held_unit_ids",
-    )?;
-    let settings = message.settings.as_ref();
-    let settings =
-        settings.map(|settings| convert::settings::consumer_group_settings(settings, "subscription.settings"));
-    Ok(Subscription {
-        run,
-        consumer_group,
-        consumer_name: message.consumer.clone(),
-        consumer,
-        settings: settings.transpose()?,
-        ephemeral: message.ephemeral,
-        credit_tokens: message.credit_tokens,
-        held: message.held_unit_ids.iter().map(|id| UnitId::new(id.as_str())).collect(),
-        sender,
-    })
-}
-
 /// Turns requests into commands until the stream ends.
 async fn read(
     shared: &Shared,
@@ -326,7 +266,7 @@ async fn read(
             Ok(None) => return End::Over(None),
             Err(broken) => return End::Broken(Some(broken)),
         };
-        match command(consumer, request) {
+        match subscription::command(consumer, request) {
             Ok(command) => {
                 let clock = shared.store.clock();
                 tokio::select! {
@@ -341,32 +281,6 @@ async fn read(
             }
             Err(refusal) => return End::Over(Some(refused(refusal))),
         }
-    }
-}
-
-fn command(consumer: ConsumerId, request: v1::SubscribeRequest) -> Result<Command, Refusal> {
-    let units = |ids: Vec<String>, field: &str| {
-        convert::fields::at_most(ids.len(), limits::ACK_UNITS_MAX, "units", field)?;
-        Ok(ids.into_iter().map(UnitId::new).collect::<Vec<_>>())
-    };
-    match request.request {
-        Some(subscribe_request::Request::Ack(ack)) => {
-            Ok(Command::Ack(consumer, units(ack.unit_ids, "ack.unit_ids")?, ack.seek_count))
-        }
-        Some(subscribe_request::Request::Nack(nack)) => {
-            let delay_ms = duration_ms(nack.delay.as_ref(), "nack.delay")?;
-            Ok(Command::Nack(consumer, units(nack.unit_ids, "nack.unit_ids")?, delay_ms))
-        }
-        Some(subscribe_request::Request::Credits(credits)) => Ok(Command::Credit(consumer, credits.credit_tokens)),
-        Some(subscribe_request::Request::Heartbeat(_)) => Ok(Command::SignOfLife(consumer)),
-        Some(subscribe_request::Request::PolicyVersion(_)) => {
-            Err(convert::fields::not_in_this_release("policy_version", "staleness"))
-        }
-        Some(subscribe_request::Request::Subscription(_)) => {
-            let message = "a stream has one subscription, at its beginning";
-            Err(Refusal::new(Reason::SubscriptionOrder, message).field("subscription"))
-        }
-        None => Err(convert::fields::missing("request")),
     }
 }
 

@@ -252,6 +252,9 @@ impl Field {
                     "131072",
                     "--log-budget-bytes",
                     "4194304",
+                    // Less than a life lasts, for the most part.
+                    "--restart-grace-ms",
+                    "100",
                 ]);
                 command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
                 command.arg("--data-directory").arg(self.directory.join("data"));

@@ -28,7 +28,8 @@ fn whole_seconds(duration: Option<prost_types::Duration>) -> Option<i64> {
 
 #[tokio::test]
 async fn a_rollout_of_which_nothing_is_heard_is_discarded() {
-    let mut life = Life::start().await;
+    let unclaimed = v1::RunSettings { unclaimed_retention: seconds(1_000_000), ..v1::RunSettings::default() };
+    let mut life = Life::start_with(unclaimed).await;
     let (silent, alive) = (about("run", "silent"), about("run", "alive"));
     for rollout in [&silent, &alive] {
         life.accepts(rollout, Event::Call(call("a", "main", 1, &[1], &[2]))).await;

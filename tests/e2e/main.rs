@@ -42,4 +42,6 @@ mod reasons;
 mod replay;
 mod replay_drive;
 mod replay_late;
+mod retention;
+mod seek;
 mod smoke;

@@ -4,7 +4,6 @@ use hedgerow::error::Reason;
 use hedgerow::proto::v1;
 use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::subscribe_request::Request;
-use hedgerow::proto::v1::trainer_service_client::TrainerServiceClient;
 
 use crate::life::{Life, finish, seconds};
 use crate::service::{Trainer, about, call, subscription};
@@ -48,9 +47,6 @@ async fn methods_that_are_not_there_say_so() {
     let life = Life::start().await;
     let mut inspect = life.service.inspect().await;
     not_yet(inspect.export_trace(v1::ExportTraceRequest::default()).await.map(|_| ()), "ExportTrace");
-    let mut trainer = TrainerServiceClient::new(life.service.channel().await);
-    not_yet(trainer.checkpoint(v1::CheckpointRequest::default()).await, "Checkpoint");
-    not_yet(trainer.seek(v1::SeekRequest::default()).await, "Seek");
     let delay = v1::DrainRequest { retry_after: seconds(9) };
     not_yet(life.service.admin().await.drain(delay).await, "a delay of the operator's own");
 }
@@ -60,7 +56,7 @@ async fn run_settings_that_are_not_there_make_no_run() {
     let mut life = Life::start().await;
     let mut admin = life.service.admin().await;
     type Change = fn(&mut v1::RunSettings);
-    let changes: [(&str, Change); 16] = [
+    let changes: [(&str, Change); 11] = [
         ("mean", |settings| settings.estimator = v1::Estimator::Mean.into()),
         ("grpo", |settings| settings.estimator = v1::Estimator::Grpo.into()),
         ("rloo", |settings| settings.estimator = v1::Estimator::Rloo.into()),
@@ -69,14 +65,9 @@ async fn run_settings_that_are_not_there_make_no_run() {
         ("group_quorum", |settings| settings.group_quorum = Some(2)),
         ("drop_zero_variance", |settings| settings.drop_zero_variance = true),
         ("max_lead_groups", |settings| settings.max_lead_groups = Some(2)),
-        ("required", |settings| settings.required_consumer_groups = vec!["trainers".to_owned()]),
         ("fsync", |settings| settings.durability = v1::Durability::Fsync.into()),
         ("os", |settings| settings.durability = v1::Durability::Os.into()),
         ("group_timeout", |settings| settings.group_timeout = seconds(1)),
-        ("retention", |settings| settings.retention = seconds(1)),
-        ("unclaimed_retention", |settings| settings.unclaimed_retention = seconds(1)),
-        ("unclaimed_retention_bytes", |settings| settings.unclaimed_retention_bytes = Some(1)),
-        ("idle_expiry", |settings| settings.consumer_group_idle_expiry = seconds(1)),
     ];
     for (what, change) in changes {
         let mut settings = v1::RunSettings::default();

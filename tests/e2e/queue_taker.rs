@@ -107,7 +107,8 @@ impl Taker {
     /// Acknowledges units; what became of each.
     pub(crate) async fn ack<T: AsRef<str>>(&mut self, units: &[T]) -> Vec<AckOutcome> {
         let unit_ids: Vec<String> = units.iter().map(|unit| unit.as_ref().to_owned()).collect();
-        let entries = self.ack_result(Request::Ack(v1::Ack { unit_ids: unit_ids.clone(), seek_count: 0 })).await;
+        let seek_count = self.trainer.subscribed.seek_count;
+        let entries = self.ack_result(Request::Ack(v1::Ack { unit_ids: unit_ids.clone(), seek_count })).await;
         assert_eq!(entries.iter().map(|entry| entry.unit_id.clone()).collect::<Vec<_>>(), unit_ids);
         entries.iter().map(v1::AckResultEntry::outcome).collect()
     }

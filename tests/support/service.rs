@@ -259,7 +259,8 @@ impl Trainer {
 
     /// Acknowledges units and waits for the answer.
     pub(crate) async fn ack(&mut self, unit_ids: &[String]) -> Vec<v1::AckResultEntry> {
-        self.send(Request::Ack(v1::Ack { unit_ids: unit_ids.to_vec(), seek_count: 0 })).await;
+        let seek_count = self.subscribed.seek_count;
+        self.send(Request::Ack(v1::Ack { unit_ids: unit_ids.to_vec(), seek_count })).await;
         loop {
             if let Some(Response::AckResult(result)) = self.next().await.expect("no error") {
                 assert!(result.durable, "an acknowledgement is answered when it is durable");

@@ -10,7 +10,7 @@
 //! - [`answer`]: verdicts, totals, what a seal found, refusals
 //! - [`settings`]: a run's settings and a consumer group's
 //! - [`rows`], [`parts`]: rows, and the messages that a unit is sent in
-//! - [`trainer`]: what a subscription is told
+//! - [`subscription`]: what a consumer asks for; [`trainer`]: what it is told
 //! - [`inspect`]: one rollout as it is shown
 
 pub mod answer;
@@ -23,4 +23,5 @@ pub mod parts;
 pub mod report;
 pub mod rows;
 pub mod settings;
+pub mod subscription;
 pub mod trainer;

@@ -1,22 +1,20 @@
 //! Consumers: they join a consumer group, get units as far as their credit goes, and acknowledge them.
 
-use std::sync::Arc;
-
 use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
-use crate::log::{Position, Record};
+use crate::log::Record;
 use crate::queue::{
-    AckResult, ConsumerFacts, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, GroupRefused,
-    GroupVerdict, JoinRefused, Joined, ReleaseResult, UnitId, UnitKind,
+    AckResult, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, Joined, ReleaseResult, UnitId,
+    UnitKind,
 };
-use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
+use crate::rollout::run_settings::{ConsumerGroupSettings, Unit};
 
 use super::super::effect::Sequenced;
 use super::news::{LeftOut, Owed};
 use super::runs::run_not_found;
-use super::{Sequencer, SubscribeReply, UnitRows};
+use super::{Sequencer, UnitRows};
 
 /// A consumer that wants units.
 pub struct Subscription {
@@ -155,161 +153,6 @@ pub(super) fn definition(settings: &ConsumerGroupSettings, max_deliveries: u32, 
 }
 
 impl Sequencer {
-    /// Joins a consumer to its group, which is made first if it is not there.
-    pub(super) fn subscribe(&mut self, subscription: Box<Subscription>, reply: SubscribeReply) {
-        let is_expiring = self.runs.get(&subscription.run).is_some_and(|run| {
-            let name = &subscription.consumer_group;
-            run.making.contains(name) && run.queue.group(name.as_str()).is_some()
-        });
-        if is_expiring {
-            return self.waiting_subscriptions.push((subscription, reply));
-        }
-        match self.judge_subscription(&subscription) {
-            Err(refusal) => drop(reply.send(Err(refusal))),
-            Ok(Some(definition)) if !subscription.ephemeral => {
-                let (run, consumer_group) = (subscription.run.clone(), subscription.consumer_group.clone());
-                let from_earliest =
-                    subscription.settings.as_ref().is_none_or(|settings| settings.start == StartPosition::Earliest);
-                self.waiting_subscriptions.push((subscription, reply));
-                let making = self.runs.get_mut(&run).is_some_and(|state| state.making.insert(consumer_group.clone()));
-                if making {
-                    let record = Record::ConsumerGroup {
-                        run: run.clone(),
-                        consumer_group: consumer_group.clone(),
-                        definition: definition.clone(),
-                        from_earliest,
-                    };
-                    self.log(
-                        &record,
-                        Some(Sequenced::ConsumerGroup { run, consumer_group, definition, from_earliest }),
-                    );
-                }
-            }
-            Ok(Some(definition)) => {
-                let from_earliest =
-                    subscription.settings.as_ref().is_none_or(|settings| settings.start == StartPosition::Earliest);
-                // No record: an ephemeral group lives and goes with its consumer.
-                let (run, name) = (&subscription.run, &subscription.consumer_group);
-                // It is in no record, and cannot be sought.
-                self.make_consumer_group(run, name, definition, from_earliest, Position::default());
-                let joined = self.join(*subscription, true);
-                drop(reply.send(joined));
-            }
-            Ok(None) => drop(reply.send(self.join(*subscription, false))),
-        }
-    }
-
-    /// The group's consumers that waited for it to be made.
-    pub(super) fn resume_subscriptions(&mut self, run: &RunId, consumer_group: &ConsumerGroupId, first_made_it: bool) {
-        let waits =
-            |waiting: &(Box<Subscription>, _)| waiting.0.run == *run && waiting.0.consumer_group == *consumer_group;
-        let (ready, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition(waits);
-        self.waiting_subscriptions = rest;
-        for (created, (subscription, reply)) in
-            std::iter::once(first_made_it).chain(std::iter::repeat(false)).zip::<Vec<_>>(ready)
-        {
-            // A later one may ask for something else than what the first one made.
-            let joined = self.judge_subscription(&subscription).and_then(|_| self.join(*subscription, created));
-            drop(reply.send(joined));
-        }
-    }
-
-    /// Those that waited for a consumer group to expire subscribe to what there is then.
-    pub(super) fn subscribe_again(&mut self, run: &RunId, consumer_group: &ConsumerGroupId) {
-        let waits =
-            |waiting: &(Box<Subscription>, _)| waiting.0.run == *run && waiting.0.consumer_group == *consumer_group;
-        let (ready, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition::<Vec<_>, _>(waits);
-        self.waiting_subscriptions = rest;
-        ready.into_iter().for_each(|(subscription, reply)| self.subscribe(subscription, reply));
-    }
-
-    /// The definition of the group to be made, or none if it is there.
-    fn judge_subscription(&mut self, subscription: &Subscription) -> Result<Option<GroupDefinition>, Refusal> {
-        let settings = subscription.settings.clone().unwrap_or_default();
-        // What is refused makes no run.
-        let run_settings = self.runs.get(&subscription.run).map(|run| Arc::clone(run.settings_now()));
-        let run_settings = run_settings.unwrap_or_else(|| Arc::new(RunSettings::with_defaults()));
-        if let Some(policy) = settings.policy.as_ref().filter(|policy| !run_settings.rollout.trains(policy)) {
-            let message = format!("run {:?} does not train policy {policy:?}", subscription.run);
-            return Err(Refusal::new(Reason::InvalidValue, message).field("subscription.settings.policy"));
-        }
-        let run = self.run_or_new(&subscription.run)?;
-        let requested = definition(&settings, run.settings_now().max_deliveries, subscription.ephemeral);
-        let known = run.queue.group(subscription.consumer_group.as_str()).map(|group| group.definition().clone());
-        let asked = match (&known, &subscription.settings) {
-            (Some(known), None) => known.clone(),
-            // How often units are given out is the run's to say, not the subscriber's.
-            (Some(known), Some(_)) => GroupDefinition { max_deliveries: known.max_deliveries, ..requested },
-            (None, _) => requested,
-        };
-        match run.queue.judge_group(subscription.consumer_group.as_str(), &asked) {
-            Ok(GroupVerdict::Exists) => Ok(None),
-            Ok(GroupVerdict::New) => Ok(Some(asked)),
-            Err(GroupRefused::Mismatch(mismatch)) => {
-                let message = format!(
-                    "consumer group {:?} takes {}, not {}; leave the settings out, or use another consumer_group",
-                    mismatch.name,
-                    in_words(&mismatch.declared),
-                    in_words(&mismatch.requested)
-                );
-                Err(Refusal::new(Reason::ConsumerGroupConflict, message).field("subscription.settings"))
-            }
-            Err(GroupRefused::TooManyGroups { max_consumer_groups }) => {
-                let message = format!("the run has {max_consumer_groups} consumer groups, as many as it may");
-                Err(Refusal::new(Reason::ServiceFull, message)
-                    .field("subscription.consumer_group")
-                    .retry_after_ms(60_000))
-            }
-        }
-    }
-
-    fn join(&mut self, subscription: Subscription, created: bool) -> Result<Subscribed, Refusal> {
-        let now_ms = self.store.clock.now_ms();
-        let run = self.runs.get_mut(&subscription.run).ok_or_else(|| run_not_found(&subscription.run))?;
-        let settings = Arc::clone(run.settings_now());
-        let required = settings.requires(&subscription.consumer_group);
-        let name = subscription.consumer_group.as_str();
-        let group = run.queue.group_mut(name).ok_or_else(|| unit_not_found(&subscription.consumer_group, None))?;
-        let (definition, seek_count) = (group.definition().clone(), group.seek_count());
-        let (id, tokens) = (subscription.consumer, subscription.credit_tokens);
-        let name = subscription.consumer_name;
-        let is_older = |facts: &ConsumerFacts| facts.name == name && !name.is_empty();
-        let older: Vec<_> = group.consumers().filter(is_older).map(|facts| facts.consumer).collect();
-        let joined = group.join(id, &name, tokens, &subscription.held, now_ms);
-        let joined = joined.map_err(|refused| match refused {
-            JoinRefused::TooManyConsumers { max_consumers } => {
-                let message = format!("the consumer group has {max_consumers} members, as many as it may");
-                Refusal::new(Reason::ServiceFull, message).field("subscription.consumer").retry_after_ms(60_000)
-            }
-            JoinRefused::AlreadyJoined => Refusal::new(Reason::Internal, "a stream joined twice"),
-        })?;
-        let consumer = Consumer {
-            run: subscription.run.clone(),
-            consumer_group: subscription.consumer_group,
-            ephemeral: definition.ephemeral,
-            owed: if created { Owed::to_the_first(std::mem::take(&mut run.unclaimed_ended)) } else { Owed::default() },
-            sender: subscription.sender,
-        };
-        run.retention.is_not_idle(&consumer.consumer_group);
-        self.consumers.insert(id, consumer);
-        self.stirred.insert(subscription.run);
-        older.into_iter().for_each(|older| self.replace(older));
-        let lasts = !required && !definition.ephemeral;
-        let idle_expiry_ms = lasts.then_some(settings.consumer_group_idle_expiry_ms);
-        Ok(Subscribed { definition, created, joined, lease_ms: settings.lease_ms, seek_count, idle_expiry_ms })
-    }
-
-    /// Ends the older stream of a consumer that has opened another; what it does not hold any more waits again.
-    fn replace(&mut self, older: ConsumerId) {
-        let message = "another stream was opened under this consumer's name; give each consumer a name of its own";
-        let refusal = Refusal::new(Reason::ConsumerInUse, message).field("subscription.consumer");
-        if let Some(consumer) = self.consumers.get(&older) {
-            // A full line ends with its channel all the same.
-            let _ = consumer.sender.try_send(ToConsumer::Ended(refusal));
-        }
-        self.leave(older);
-    }
-
     pub(super) fn leave(&mut self, id: ConsumerId) {
         let Some(consumer) = self.consumers.remove(&id) else { return };
         self.stirred.insert(consumer.run.clone());
@@ -509,7 +352,7 @@ pub(super) fn unit_not_found(consumer_group: &ConsumerGroupId, unit: Option<&Uni
     Refusal::new(Reason::UnitNotFound, message).field(if unit.is_some() { "unit_id" } else { "consumer_group" })
 }
 
-fn in_words(definition: &GroupDefinition) -> String {
+pub(super) fn in_words(definition: &GroupDefinition) -> String {
     let policy =
         definition.policy.as_ref().map_or_else(|| "every policy".to_owned(), |policy| format!("policy {policy:?}"));
     let unit = match definition.unit {

@@ -317,6 +317,7 @@ impl Sequencer {
     pub(super) fn make_declared(&mut self, run: &RunId, settings: &RunSettings, position: Position) {
         if let Some(state) = self.runs.get_mut(run) {
             state.retention.retention_ms = settings.retention_ms;
+            self.stirred.insert(run.clone());
         }
         for (name, declared) in &settings.consumer_groups {
             let definition = super::consumers::definition(declared, settings.max_deliveries, false);

@@ -14,6 +14,7 @@ mod dispatch;
 mod figures;
 mod finished;
 mod groups;
+mod joining;
 mod look;
 mod news;
 mod reclaim;
