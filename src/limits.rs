@@ -45,7 +45,7 @@ pub const SHOWN_LARGE_BYTES: usize = 1 << 20;
 /// Bytes of such rollouts on their way to who asked; a larger one goes out alone.
 pub const SHOWN_BYTES_MAX: usize = 128 << 20;
 /// Rollouts that are put together to be shown at once.
-pub const SHOWN_AT_ONCE: usize = 4;
+pub const SHOWN_AT_ONCE_MAX: usize = 4;
 /// When to try again if too much is on its way.
 pub const SHOWN_RETRY_AFTER_MS: u64 = 500;
 /// Calls on all walks together that are listed when a rollout is shown; beyond, rows are shown without their walks.

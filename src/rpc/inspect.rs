@@ -14,15 +14,16 @@ use crate::limits;
 use crate::proto::v1;
 use crate::rollout::status::AwaitedSearch;
 use crate::rollout::view::RolloutView;
-use crate::store::RolloutKey;
 use crate::store::effect::Ended;
 use crate::store::sequencer::{Command, Look};
 use crate::store::watch::Wanted;
+use crate::store::{RolloutKey, Store};
 
 use super::convert::inspect::calls::Shower;
 use super::convert::inspect::lists::{self, RolloutFilter, ServiceLedger};
 use super::convert::inspect::pages::{self, Page};
 use super::convert::inspect::{Outline, Shown};
+use super::encoded::Encoded;
 use super::refusals::UntilSent;
 use super::{Shared, convert, draining, ended_message, not_in_this_release, refused, run_id};
 
@@ -47,37 +48,31 @@ const KIB: usize = 1 << 10;
 
 impl Inspect {
     pub(super) fn new(shared: Shared) -> Self {
-        Self { shared, shown: Arc::new(Semaphore::new(limits::SHOWN_AT_ONCE)), large: room_for_large() }
+        // One core in four: whoever reports does not wait for those who look.
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let at_once = (cores / 4).clamp(1, limits::SHOWN_AT_ONCE_MAX);
+        Self { shared, shown: Arc::new(Semaphore::new(at_once)), large: room_for_large() }
     }
 
-    /// A rollout as it is shown, or how it ended. Its lock is taken for a few calls at a time.
-    async fn shown(
-        &self,
-        key: &RolloutKey,
-        shown: &Shown,
-    ) -> Result<Option<Result<v1::GetRolloutResponse, Ended>>, Status> {
-        let store = &self.shared.store;
-        'again: for _ in 0..TRIES_MAX {
-            store.restore(key).await.map_err(refused)?;
-            let draw = |view: RolloutView<'_>| view.rollout.has_tokens().then(|| Outline::new(view, shown));
-            let outline = match store.show(key, draw) {
-                Some(Ok(Some(outline))) => outline,
-                Some(Ok(None)) => continue 'again,
-                Some(Err(ended)) => return Ok(Some(Err(ended))),
-                None => return Ok(None),
-            };
-            let shower = Shower::new(&outline);
-            let mut calls = Vec::with_capacity(outline.call_count);
-            while calls.len() < outline.call_count {
-                let range = calls.len()..calls.len() + CALLS_AT_ONCE;
-                let more = store.look_at(key, outline.attempt(), |rollout| shower.calls(rollout.facts(), range));
-                // It has ended, a newer attempt has come, or its tokens have left memory, since the outline was drawn.
-                let Some(more) = more else { continue 'again };
-                calls.extend(more);
-                tokio::task::yield_now().await;
+    /// A rollout as it is shown, or how it ended. It is put together, and encoded, by a thread that may take long for it.
+    async fn shown(&self, key: &RolloutKey, shown: &Shown) -> Result<Option<Result<Encoded, Ended>>, Status> {
+        for _ in 0..TRIES_MAX {
+            self.shared.store.restore(key).await.map_err(refused)?;
+            let (store, key, shown) = (Arc::clone(&self.shared.store), key.clone(), shown.clone());
+            // It goes on though whoever asked is gone, and others wait for its end all the same. The semaphore is never closed.
+            let turn = Arc::clone(&self.shown).acquire_owned().await.ok();
+            let draw = move || (drawn(&store, &key, &shown), turn).0;
+            let drawn = tokio::task::spawn_blocking(draw).await;
+            match drawn.map_err(|_| refused(Refusal::new(Reason::Internal, "the rollout cannot be drawn")))? {
+                Drawn::Whole(encoded) => return Ok(Some(Ok(encoded))),
+                Drawn::Ended(ended) => return Ok(Some(Err(ended))),
+                Drawn::NotThere => return Ok(None),
+                Drawn::Changed => {}
+                Drawn::TooLarge => {
+                    let message = "the rollout is too large to be shown as a whole";
+                    return Err(refused(Refusal::new(Reason::ServiceFull, message)));
+                }
             }
-            drop(shower);
-            return Ok(Some(Ok(convert::inspect::assembled(outline, calls))));
         }
         let message = "the rollout changes hands, or leaves memory, faster than it can be shown; ask again";
         Err(refused(Refusal::new(Reason::ServiceFull, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS)))
@@ -186,6 +181,38 @@ impl Inspect {
     }
 }
 
+/// What came of drawing a rollout.
+enum Drawn {
+    Whole(Encoded),
+    Ended(Ended),
+    NotThere,
+    /// It has ended, a newer attempt has come, or its tokens have left memory, since the drawing began.
+    Changed,
+    TooLarge,
+}
+
+/// Draws a rollout. Its lock is taken for a few calls at a time.
+fn drawn(store: &Store, key: &RolloutKey, shown: &Shown) -> Drawn {
+    let draw = |view: RolloutView<'_>| view.rollout.has_tokens().then(|| Outline::new(view, shown));
+    let outline = match store.show(key, draw) {
+        Some(Ok(Some(outline))) => outline,
+        Some(Ok(None)) => return Drawn::Changed,
+        Some(Err(ended)) => return Drawn::Ended(ended),
+        None => return Drawn::NotThere,
+    };
+    let shower = Shower::new(&outline);
+    let mut calls = Vec::with_capacity(outline.call_count);
+    while calls.len() < outline.call_count {
+        let range = calls.len()..calls.len() + CALLS_AT_ONCE;
+        match store.look_at(key, outline.attempt(), |rollout| shower.calls(rollout.facts(), range)) {
+            Some(more) => calls.extend(more),
+            None => return Drawn::Changed,
+        }
+    }
+    drop(shower);
+    Encoded::of(&convert::inspect::assembled(outline, calls)).map_or(Drawn::TooLarge, Drawn::Whole)
+}
+
 impl Shared {
     /// Waits until all records so far are durable and applied.
     pub(super) async fn caught_up(&self) -> Result<(), Status> {
@@ -243,17 +270,15 @@ impl v1::inspect_service_server::InspectService for Inspect {
         let request = request.into_inner();
         let (run, rollout, shown) = convert::inspect::get_rollout(&request).map_err(refused)?;
         let key = RolloutKey { run, rollout };
-        // It is never closed.
-        let at_once = self.shown.acquire().await.ok();
         let found = self.shown(&key, &shown).await?;
-        let bytes = found.iter().flatten().map(prost::Message::encoded_len).sum();
+        let bytes = found.iter().flatten().map(Encoded::message_bytes).sum();
         let room = until_sent(&self.large, bytes)?;
-        drop(at_once);
         // What is shown, and also that there is nothing, may rest on what is not durable yet.
         self.shared.store.durable(self.shared.store.last_position()).await;
         match found {
-            Some(Ok(response)) => {
-                let mut response = Response::new(response);
+            Some(Ok(encoded)) => {
+                let mut response = Response::new(v1::GetRolloutResponse::default());
+                response.extensions_mut().insert(encoded);
                 room.and_then(|room| response.extensions_mut().insert(room));
                 Ok(response)
             }

@@ -7,6 +7,7 @@
 mod admin;
 mod connection;
 pub mod convert;
+mod encoded;
 mod frames;
 mod gate;
 mod harness;

@@ -20,6 +20,7 @@ use tower::{Layer, Service};
 use crate::error::{Reason, Refusal};
 use crate::telemetry::Telemetry;
 
+use super::encoded::Encoded;
 use super::refused;
 use super::status::DOMAIN;
 
@@ -85,9 +86,11 @@ where
         Box::pin(async move {
             let mut response = response.await?;
             let held = response.extensions_mut().remove::<UntilSent>();
+            let encoded = response.extensions_mut().remove::<Encoded>();
             // Without a message, the status stands before the body.
             pass(&telemetry, response.headers_mut(), Stands::BeforeTheBody);
-            Ok(response.map(|body| Body::new(Counted { body, telemetry, _held: held })))
+            let body = |body| encoded.map_or(body, Encoded::into_body);
+            Ok(response.map(|empty| Body::new(Counted { body: body(empty), telemetry, _held: held })))
         })
     }
 }

@@ -120,9 +120,17 @@ async fn a_stream_does_not_keep_what_its_largest_message_took() {
         assert!(answer.request_seq == 1, "{answer:?}");
         held.push((sender, body));
     }
-    served.others_go_on("beside", 1).await;
-    let now = served.resident_bytes();
-    assert!(now < (STREAMS * LARGE_BYTES / 4) as u64, "{STREAMS} silent streams, and {now} bytes");
+    // The allocator gives back what is free a little later.
+    let most = (STREAMS * LARGE_BYTES / 4) as u64;
+    let mut now = u64::MAX;
+    for _ in 0..100 {
+        served.others_go_on("beside", 1).await;
+        now = served.resident_bytes();
+        if now < most {
+            break;
+        }
+    }
+    assert!(now < most, "{STREAMS} silent streams, and {now} bytes");
 }
 
 #[tokio::test]
