@@ -232,6 +232,38 @@ async fn what_lives_long_is_written_forward_and_counted_once() {
     }
 }
 
+/// What is acknowledged and kept all the same gives way to what comes; a consumer group that is made later gets the rest.
+#[tokio::test]
+async fn what_is_retained_holds_nobody_up() {
+    const BUDGET_BYTES: u64 = 24 * SEGMENT_BYTES;
+    const ROLLOUTS: usize = 300;
+    let disk = FaultyStorage::new(13);
+    let open = async || on_as(&disk, Options { budget_bytes: BUDGET_BYTES, ..Options::new(7) }).await.unwrap();
+    let service = open().await;
+    let retention = prost_types::Duration { seconds: 3600, nanos: 0 };
+    service.create_run("run", v1::RunSettings { retention: Some(retention), ..v1::RunSettings::default() }).await;
+    let mut worker = service.worker().await;
+    let mut taker = Taker::join(&service, subscription("run", "trainers")).await;
+    for rollout in 0..ROLLOUTS {
+        let member = about("run", &format!("{rollout}"));
+        for event in [Event::Call(call("c", "main", 1, &[7; 700], &[9])), finish(0.5)] {
+            let answer = until_there_is_room(&mut worker, &member, &event).await;
+            assert_eq!(answer.outcome(), AnswerOutcome::Accepted, "{answer:?}");
+        }
+        let unit = taker.unit().await.unit_id;
+        assert_eq!(taker.ack(&[unit]).await, [AckOutcome::Acknowledged]);
+    }
+    assert!(disk.used_bytes() <= BUDGET_BYTES, "{} bytes", disk.used_bytes());
+    drop((worker, taker, service));
+    disk.crash();
+    let service = open().await;
+    let mut late = Taker::join(&service, subscription("run", "late")).await;
+    let kept = late.quiet().await;
+    let newest: Vec<_> = (ROLLOUTS - kept.len()..ROLLOUTS).map(|rollout| format!("run/{rollout}/0/main/c")).collect();
+    assert!(kept.len() > 20 && kept.len() < ROLLOUTS / 2, "{} of {ROLLOUTS}", kept.len());
+    assert_eq!(unit_ids(&kept), newest, "the newest stay");
+}
+
 #[tokio::test]
 async fn what_the_system_had_outlives_the_process() {
     let disk = FaultyStorage::new(5);
