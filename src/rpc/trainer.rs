@@ -392,21 +392,38 @@ async fn send_unit(shared: &Shared, delivery: UnitDelivery, ephemeral: bool, out
             room => room,
         },
     };
-    let rollout = match shared.store.with_tokens(&rows.about.key(), &rows.finalised).await {
-        Ok(Some(rollout)) => rollout,
-        Ok(None) => return passed_over(shared, &delivery.unit, ephemeral, outgoing).await,
-        Err(refusal) => {
-            outgoing.end(refused(refusal));
-            return false;
-        }
-    };
-    for part in UnitParts::of(delivery, rollout) {
+    let (key, finalised, unit) = (rows.about.key(), Arc::clone(&rows.finalised), delivery.unit.clone());
+    let mut parts = UnitParts::of(delivery);
+    while !parts.are_over() {
+        // Its tokens may leave memory while the part before waits for a slow reader.
+        let found = match parts.are_amid_a_row() {
+            true => Ok(Some(finalised.now())),
+            false => shared.store.with_tokens(&key, &finalised).await,
+        };
+        let rollout = match found {
+            Ok(Some(rollout)) => rollout,
+            Ok(None) if !parts.have_begun() => return passed_over(shared, &unit, ephemeral, outgoing).await,
+            Ok(None) => return broken_off(outgoing, &unit),
+            Err(refusal) => {
+                outgoing.end(refused(refusal));
+                return false;
+            }
+        };
+        let Some(part) = parts.next_part(&rollout) else { break };
+        drop(rollout);
         let response = Some(subscribe_response::Response::UnitPart(part));
         if !outgoing.send(v1::SubscribeResponse { response }, room.as_ref()).await {
             return false;
         }
     }
     true
+}
+
+/// A unit cannot be sent to its end, since its rollout has ended meanwhile: nothing else may follow what was sent of it.
+fn broken_off(outgoing: &Outgoing, unit: &UnitId) -> bool {
+    let message = format!("unit {:?} was acknowledged by another while it was sent; subscribe again", unit.as_str());
+    outgoing.end(refused(Refusal::new(Reason::ConsumerTooSlow, message).retry_after_ms(SLOW_RETRY_AFTER_MS)));
+    false
 }
 
 /// A unit cannot be sent any more, since its rollout has ended: acknowledged by another, or gone with its run. Only who holds nothing

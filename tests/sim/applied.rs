@@ -41,7 +41,8 @@ pub(crate) async fn gather(store: &Store, delivery: UnitDelivery) -> Result<Opti
     let rows = &delivery.rows;
     let rollout = store.with_tokens(&rows.about.key(), &rows.finalised).await.map_err(|refusal| refusal.to_string())?;
     let Some(rollout) = rollout else { return Ok(None) };
-    for part in UnitParts::of(delivery, rollout) {
+    let mut parts = UnitParts::of(delivery);
+    while let Some(part) = parts.next_part(&rollout) {
         if whole {
             return Err("there is more after the last part".to_owned());
         }

@@ -1,6 +1,7 @@
 //! A unit as the messages that it is sent in, one at a time, each within a bound of encoded bytes.
 //!
-//! At most one row is gathered at any time, so that a huge unit is never in memory as a whole.
+//! At most one row is gathered at any time, so that a huge unit is never in memory as a whole. The rollout is lent for each message,
+//! and needs its tokens only where a row begins: they may leave memory while a slow reader takes what went before.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -42,8 +43,6 @@ pub struct UnitHead {
 /// The rows of a unit, before they are gathered.
 #[derive(Clone, Debug)]
 pub struct UnitRows {
-    /// Their rollout.
-    pub rollout: Arc<FinalisedRollout>,
     /// Which attempt they are of.
     pub identity: RowIdentity,
     /// When the rollout was finalised.
@@ -65,9 +64,9 @@ pub struct UnitParts {
 }
 
 impl UnitParts {
-    /// A unit of this rollout that goes out, in messages of the size that goes to trainers.
+    /// A unit that goes out, in messages of the size that goes to trainers.
     #[must_use]
-    pub fn of(delivery: UnitDelivery, rollout: Arc<FinalisedRollout>) -> Self {
+    pub fn of(delivery: UnitDelivery) -> Self {
         let UnitDelivery { unit, kind, rows, tokens, delivery_number, seek_count } = delivery;
         let head = UnitHead {
             unit_id: unit.as_str().to_owned(),
@@ -81,7 +80,7 @@ impl UnitParts {
         };
         let planned = rows.planned();
         let identity = RowIdentity { run: rows.about.run, rollout: rows.about.rollout, attempt: rows.about.attempt };
-        let rows = UnitRows { rollout, identity, finalised_unix_ms: rows.finalised_unix_ms, planned };
+        let rows = UnitRows { identity, finalised_unix_ms: rows.finalised_unix_ms, planned };
         Self::new(&head, rows)
     }
 
@@ -110,17 +109,37 @@ impl UnitParts {
         Self { head, rows, waiting, current: None, room_bytes, whole: false }
     }
 
-    /// Gathers the next row if none is being sent; false if there is none.
-    fn begin_row(&mut self) -> bool {
+    /// Whether the last message has been made.
+    #[must_use]
+    pub fn are_over(&self) -> bool {
+        self.whole
+    }
+
+    /// Whether the first message has been made.
+    #[must_use]
+    pub fn have_begun(&self) -> bool {
+        self.head.part_index > 0
+    }
+
+    /// Whether the next message goes on with a row, and needs no tokens of its rollout.
+    #[must_use]
+    pub fn are_amid_a_row(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Gathers the next row if none is being sent; false if there is none, or it cannot be gathered now.
+    fn begin_row(&mut self, rollout: &FinalisedRollout) -> bool {
         while self.current.is_none() {
             let Some((plan, range)) = self.waiting.front_mut() else { return false };
-            match range.next() {
+            match range.clone().next() {
                 None => {
                     self.waiting.pop_front();
                 }
+                Some(_) if !rollout.has_tokens() => return false,
                 Some(row_index) => {
+                    range.start += 1;
                     let plan = Arc::clone(plan);
-                    let parts = RowParts::new(source(&self.rows, &plan, row_index));
+                    let parts = RowParts::new(source(rollout, &self.rows, &plan, row_index));
                     self.current = Some((plan, row_index, parts));
                 }
             }
@@ -133,24 +152,29 @@ impl UnitParts {
     }
 }
 
-fn source<'a>(rows: &'a UnitRows, plan: &'a PolicyPlan, row_index: usize) -> RowSource<'a> {
-    let UnitRows { rollout, identity, finalised_unix_ms, .. } = rows;
+fn source<'a>(
+    rollout: &'a FinalisedRollout,
+    rows: &'a UnitRows,
+    plan: &'a PolicyPlan,
+    row_index: usize,
+) -> RowSource<'a> {
+    let UnitRows { identity, finalised_unix_ms, .. } = rows;
     RowSource { rollout, plan, row_index, identity, finalised_unix_ms: *finalised_unix_ms }
 }
 
-impl Iterator for UnitParts {
-    type Item = v1::UnitPart;
-
-    fn next(&mut self) -> Option<v1::UnitPart> {
+impl UnitParts {
+    /// The next message; none after the last. The rollout is that of the unit, and must have its tokens unless
+    /// [`Self::are_amid_a_row`].
+    pub fn next_part(&mut self, rollout: &FinalisedRollout) -> Option<v1::UnitPart> {
         if self.whole {
             return None;
         }
         let mut message = self.head.clone();
         self.head.part_index += 1;
         let mut room_bytes = self.room_bytes;
-        while self.begin_row() {
+        while self.begin_row(rollout) {
             let Some((plan, row_index, parts)) = &mut self.current else { break };
-            let source = source(&self.rows, plan, *row_index);
+            let source = source(rollout, &self.rows, plan, *row_index);
             let Some(part) = parts.take(source, room_bytes, message.rows.is_empty()) else { break };
             room_bytes = room_bytes.saturating_sub(part_bytes(&part));
             let whole_row = part.last;

@@ -6,11 +6,12 @@ use super::*;
 use crate::ids::Name;
 use crate::proto::v1::report_request::Event;
 use crate::proto::v1::subscribe_response::Response;
+use crate::rollout::Rollout;
 use crate::rpc::convert::examples::{about, bytes, call, finalised, finish, settings};
 use crate::rpc::convert::fields::timestamp;
 
 /// A unit of all rows of a rollout of two policies: one line of eight calls, and twelve other leaves.
-fn unit() -> (UnitHead, UnitRows) {
+fn unit() -> (UnitHead, UnitRows, Arc<FinalisedRollout>) {
     let mut events =
         vec![Event::Open(v1::Open { group_size: Some(4), tags: [("task".to_owned(), "t".repeat(40))].into() })];
     let mut context: Vec<u32> = vec![1; 100];
@@ -35,7 +36,7 @@ fn unit() -> (UnitHead, UnitRows) {
     let tokens = planned.iter().flat_map(|(plan, _)| &plan.rows).map(|row| u64::from(row.tokens)).sum();
     let about = about();
     let identity = RowIdentity { run: about.run, rollout: about.rollout, attempt: about.attempt };
-    let rows = UnitRows { rollout, identity, finalised_unix_ms: 1500, planned: planned.into() };
+    let rows = UnitRows { identity, finalised_unix_ms: 1500, planned: planned.into() };
     let head = UnitHead {
         unit_id: "run/rollout/2".to_owned(),
         unit: Unit::Rollout,
@@ -43,7 +44,12 @@ fn unit() -> (UnitHead, UnitRows) {
         unit_tokens: tokens,
         seek_count: 1,
     };
-    (head, rows)
+    (head, rows, rollout)
+}
+
+/// All messages.
+fn all(mut parts: UnitParts, rollout: &FinalisedRollout) -> Vec<v1::UnitPart> {
+    std::iter::from_fn(|| parts.next_part(rollout)).collect()
 }
 
 /// Joins a unit's messages, and checks what must hold of their sequence.
@@ -80,13 +86,13 @@ fn joined(parts: &[v1::UnitPart]) -> Vec<v1::RowPart> {
 
 #[test]
 fn messages_of_any_bound_hold_the_same_rows() {
-    let (head, rows) = unit();
-    let whole: Vec<v1::UnitPart> = UnitParts::new(&head, rows.clone()).collect();
+    let (head, rows, rollout) = unit();
+    let whole = all(UnitParts::new(&head, rows.clone()), &rollout);
     assert_eq!(whole.len(), 1);
     let wanted = joined(&whole);
     let header = wanted.iter().filter_map(|row| row.header.as_ref()).map(Message::encoded_len).max().unwrap();
     for bound in (header + 200..header + 1200).step_by(7).chain([4096, 1 << 16]) {
-        let parts: Vec<v1::UnitPart> = UnitParts::with_bound(&head, rows.clone(), bound).collect();
+        let parts = all(UnitParts::with_bound(&head, rows.clone(), bound), &rollout);
         assert_eq!(joined(&parts), wanted);
         for part in parts {
             let message = v1::SubscribeResponse { response: Some(Response::UnitPart(part)) };
@@ -97,18 +103,35 @@ fn messages_of_any_bound_hold_the_same_rows() {
 
 #[test]
 fn a_bound_that_nothing_fits_into_still_ends() {
-    let (head, rows) = unit();
-    let wanted = joined(&UnitParts::new(&head, rows.clone()).collect::<Vec<_>>());
+    let (head, rows, rollout) = unit();
+    let wanted = joined(&all(UnitParts::new(&head, rows.clone()), &rollout));
     for bound in [0, 1, 40, 100, 200] {
-        assert_eq!(joined(&UnitParts::with_bound(&head, rows.clone(), bound).collect::<Vec<_>>()), wanted);
+        assert_eq!(joined(&all(UnitParts::with_bound(&head, rows.clone(), bound), &rollout)), wanted);
+    }
+}
+
+#[test]
+fn tokens_are_needed_only_where_a_row_begins() {
+    let (head, rows, rollout) = unit();
+    let mut evicted = Rollout::Finalised(unit().2);
+    assert!(evicted.evict());
+    let evicted = Arc::clone(evicted.finalised().unwrap());
+    let wanted = joined(&all(UnitParts::new(&head, rows.clone()), &rollout));
+    for bound in (400..2000).step_by(13) {
+        let mut parts = UnitParts::with_bound(&head, rows.clone(), bound);
+        let next = || {
+            let lent = if parts.are_amid_a_row() { &evicted } else { &rollout };
+            parts.next_part(lent)
+        };
+        assert_eq!(joined(&std::iter::from_fn(next).collect::<Vec<_>>()), wanted, "{bound}");
     }
 }
 
 #[test]
 fn messages_are_filled() {
-    let (head, rows) = unit();
+    let (head, rows, rollout) = unit();
     let bound = 2000;
-    let parts: Vec<v1::UnitPart> = UnitParts::with_bound(&head, rows, bound).collect();
+    let parts = all(UnitParts::with_bound(&head, rows, bound), &rollout);
     for part in &parts[..parts.len() - 1] {
         assert!(part.encoded_len() > bound / 2, "a message of {} bytes", part.encoded_len());
     }
@@ -116,8 +139,8 @@ fn messages_are_filled() {
 
 #[test]
 fn a_row_says_what_it_is() {
-    let (head, rows) = unit();
-    let part = UnitParts::new(&head, rows).next().unwrap();
+    let (head, rows, rollout) = unit();
+    let part = UnitParts::new(&head, rows).next_part(&rollout).unwrap();
     let row = &part.rows[0];
     let header = row.header.as_ref().unwrap();
     assert_eq!((row.row_id.as_str(), row.last), ("run/rollout/2/main/a7", true));
@@ -145,13 +168,13 @@ fn a_row_says_what_it_is() {
 
 #[test]
 fn a_unit_of_one_row_is_that_row_and_one_without_rows_is_an_empty_message() {
-    let (head, mut rows) = unit();
+    let (head, mut rows, rollout) = unit();
     let other = Arc::clone(&rows.planned[1].0);
     rows.planned = vec![(Arc::clone(&other), 5..6)];
-    let parts: Vec<v1::UnitPart> = UnitParts::new(&head, rows.clone()).collect();
+    let parts = all(UnitParts::new(&head, rows.clone()), &rollout);
     assert_eq!((parts.len(), parts[0].rows.len(), parts[0].unit_rows), (1, 1, 1));
     assert_eq!(parts[0].rows[0].header.as_ref().unwrap().row_index, 5);
     rows.planned = vec![(other, 3..3)];
-    let parts: Vec<v1::UnitPart> = UnitParts::new(&head, rows).collect();
+    let parts = all(UnitParts::new(&head, rows), &rollout);
     assert_eq!((parts.len(), parts[0].rows.len(), parts[0].last), (1, 0, true));
 }
