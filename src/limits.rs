@@ -101,6 +101,9 @@ pub const MEMORY_EVICT_IDLE_PERCENT: u64 = 70;
 pub const MEMORY_EVICT_PERCENT: u64 = 75;
 /// The part above which whoever brings more waits until what is on its way to the disk is durable, and can leave.
 pub const MEMORY_EVICT_WAIT_PERCENT: u64 = 78;
+/// Percent of the memory budget above which what is acknowledged is not retained any longer: before openings are refused, and only
+/// where tokens that leave memory do not suffice.
+pub const MEMORY_RETIRE_PERCENT: u64 = 76;
 /// Bytes of memory that are made of one byte of the log at most: short calls take some four times what their records do.
 pub const MEMORY_BYTES_PER_LOG_BYTE: u64 = 4;
 /// A rollout is idle that was not used for so long.
@@ -305,6 +308,8 @@ pub const LOG_CARRIED_ROLLOUTS: usize = 256;
 pub const LOG_CARRIED_BYTES: u64 = 128 << 20;
 /// Finalised rollouts whose end is decided at once, for each run and reason.
 pub const RETIRED_AT_ONCE: usize = 1024;
+/// The same, each second, while memory is nearly short.
+pub const RETIRED_FOR_MEMORY_AT_ONCE: usize = 256;
 /// How long units from before a restart are kept for the trainers that hold them, unless the configuration says otherwise: time
 /// for all of them to find out and come back.
 pub const RESTART_GRACE_MS: u64 = 10_000;
@@ -351,6 +356,7 @@ const _: () = assert!(LOG_BUDGET_SEGMENTS_MIN * LOG_SEGMENT_BYTES <= LOG_BUDGET_
 const _: () = assert!(LOG_SEGMENT_BYTES_MIN <= LOG_SEGMENT_BYTES_MIN_SET);
 
 // Tokens leave before anything is refused.
+const _: () = assert!(MEMORY_EVICT_PERCENT < MEMORY_RETIRE_PERCENT && MEMORY_RETIRE_PERCENT < MEMORY_OPENS_PERCENT);
 const _: () =
     assert!(MEMORY_EVICT_PERCENT < MEMORY_EVICT_WAIT_PERCENT && MEMORY_EVICT_WAIT_PERCENT < MEMORY_OPENS_PERCENT);
 // New groups are refused before calls, and members of known ones before the first part of the reserve is used.

@@ -66,4 +66,6 @@ pub struct ConsumerGroupTotals {
     pub dropped: Vec<(DropReason, SettledSum)>,
     /// The last position at which something changed of units that are not remembered any more.
     pub forgotten_through: u64,
+    /// The last position at which it acknowledged something or was sought.
+    pub changed_at: u64,
 }

@@ -151,7 +151,8 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             return Vec::new();
         };
         if let Some(unit) = self.ledger.units.get_mut(&number) {
-            unit.history.begin(at);
+            let given_up = unit.history.begin(at);
+            self.ledger.forgotten_through = self.ledger.forgotten_through.max(given_up.unwrap_or(0));
         }
         let effect = self.relocate(number, Place::Acknowledged);
         self.verify();

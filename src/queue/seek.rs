@@ -1,8 +1,8 @@
 //! Going back to what a consumer group had acknowledged at an earlier moment.
 //!
 //! A *moment* is a number that only grows: the position of the record that is applied. Each remembered unit keeps the spans of
-//! moments in which it was acknowledged, so that every moment since the last forgotten acknowledgement can be sought, also one
-//! that lies between two earlier seeks.
+//! moments in which it was acknowledged, so that every moment since the last forgotten acknowledgement or seek can be sought, also
+//! one that lies between two earlier seeks.
 
 use super::effect::QueueEffect;
 use super::group::ConsumerGroup;
@@ -12,6 +12,8 @@ use super::unit::{NewUnit, Place, UnitId};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct History(Vec<(u64, u64)>);
 
+/// Spans that are kept of each unit: as many seeks between two acknowledgements can be undone.
+const SPANS_MAX: usize = 8;
 /// The end of a span that lasts.
 const LASTS: u64 = u64::MAX;
 
@@ -38,8 +40,11 @@ impl History {
         self.0.iter().any(|&(begins, ends)| begins <= moment && moment < ends)
     }
 
-    pub(super) fn begin(&mut self, at: u64) {
+    /// It is acknowledged from then on. Of many spans the oldest is given up: when it ended, if one was.
+    #[must_use]
+    pub(super) fn begin(&mut self, at: u64) -> Option<u64> {
         self.0.push((at, LASTS));
+        (self.0.len() > SPANS_MAX).then(|| self.0.remove(0).1)
     }
 
     fn end(&mut self, at: u64) {
@@ -121,10 +126,10 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     }
 
     /// Takes up what is known of the time before it was made again.
-    pub fn restore_seeks(&mut self, seek_count: u64, forgotten_through: u64) {
+    pub fn restore_seeks(&mut self, seek_count: u64, forgotten_through: u64, changed_at: u64) {
         self.seek_count = self.seek_count.max(seek_count);
         self.ledger.forgotten_through = self.ledger.forgotten_through.max(forgotten_through);
-        self.changed_at = self.changed_at.max(forgotten_through);
+        self.changed_at = self.changed_at.max(forgotten_through).max(changed_at);
     }
 
     /// Whether what was acknowledged at a moment can be restored; changes nothing.
@@ -154,6 +159,11 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
                 self.relocate(number, Place::Waiting);
             }
             self.consumers.remove(consumer);
+        }
+        // Nobody holds anything any more.
+        let held_back = self.ledger.delayed.iter().filter(|(until_ms, _)| *until_ms == self.grace_until_ms);
+        for number in held_back.map(|(_, number)| *number).collect::<Vec<_>>() {
+            self.relocate(number, Place::Waiting);
         }
         self.idle_since_ms = self.idle_since_ms.or(Some(now_ms));
         self.verify();
@@ -191,7 +201,8 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
                         effects.extend(self.relocate(number, Place::Waiting));
                     }
                     (false, true) => {
-                        unit.history.begin(at);
+                        let given_up = unit.history.begin(at);
+                        self.ledger.forgotten_through = self.ledger.forgotten_through.max(given_up.unwrap_or(0));
                         effects.extend(self.relocate(number, Place::Acknowledged));
                     }
                     (true, true) | (false, false) => {}

@@ -368,6 +368,11 @@ impl Share {
         self.holding.add(bytes);
     }
 
+    /// So many less: something that was made of it is gone.
+    pub fn subtract(&self, bytes: u64) {
+        self.holding.subtract(bytes);
+    }
+
     /// So many bytes leave memory, to come back when they are needed: nothing has ended with them.
     pub fn leave(&self, bytes: u64) {
         self.away_bytes.fetch_add(bytes, Ordering::Relaxed);

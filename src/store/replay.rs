@@ -134,7 +134,7 @@ impl Sequencer {
         self.store().replaying(Some(dated.unix_ms));
         match dated.record {
             Record::Run { run, settings_version, settings } => {
-                self.apply_run(&run, (settings_version, Arc::clone(&settings)), position);
+                self.apply_run(&run, (settings_version, Arc::clone(&settings)), (position, dated.unix_ms));
                 self.apply(position, Sequenced::Declared { run, settings });
             }
             Record::RunDeleted { run } => self.apply_run_deleted(&run),

@@ -19,6 +19,12 @@ pub(crate) struct Applied {
     settled: BTreeMap<String, usize>,
     /// How many were settled, ever.
     settled_count: usize,
+    /// Units that were acknowledged and are not any more, for the group was sought: how often each was asked to be acknowledged since.
+    undone: BTreeMap<String, usize>,
+    /// Whether that seek has come to pass for sure.
+    is_undone: bool,
+    /// Units of which it was asked that they are acknowledged, ever.
+    asked: BTreeSet<String>,
     /// How often the group was sought, or may have been.
     pub(crate) seeks: usize,
     /// Units that somebody asked to drop by hand.
@@ -61,6 +67,23 @@ impl Applied {
     /// Those that are known to be settled.
     pub(crate) fn settled(&self) -> &BTreeMap<String, usize> {
         &self.settled
+    }
+
+    /// Units of which it was asked that they are acknowledged.
+    pub(crate) fn asked(&self) -> BTreeSet<String> {
+        self.asked.clone()
+    }
+
+    /// The group is about to be sought to a checkpoint, before which only these had been asked to be acknowledged: then all others
+    /// are not.
+    pub(crate) fn undo_all_but(&mut self, asked: &BTreeSet<String>) {
+        self.is_undone = false;
+        self.undone = self.units.keys().filter(|unit| !asked.contains(*unit)).map(|unit| (unit.clone(), 0)).collect();
+    }
+
+    /// It has been sought so.
+    pub(crate) fn is_undone(&mut self) {
+        self.is_undone = true;
     }
 
     /// The group was sought, or may have been: only these are known to be settled still.
@@ -120,7 +143,11 @@ impl Applied {
                 (AckOutcome::Returned, true) => !was_settled,
                 (AckOutcome::NotHeld, true) => true,
                 (AckOutcome::Acknowledged, false) => self.units.contains_key(unit) && !was_settled,
-                (AckOutcome::Already, false) => self.units.contains_key(unit),
+                // Who asks first after a seek is told that it is acknowledged now.
+                (AckOutcome::Already, false) => {
+                    let may_be = is_late || !self.is_undone || self.undone.get(unit).is_none_or(|asks| *asks > 1);
+                    self.units.contains_key(unit) && may_be
+                }
                 (AckOutcome::Dropped, false) => self.drop_asked.contains(unit),
                 (AckOutcome::Unknown, false) => !self.units.contains_key(unit),
                 _ => false,
@@ -136,7 +163,13 @@ impl Applied {
     }
 
     /// An acknowledgement of these units, or that they are given back.
-    pub(crate) fn ask(&self, gives_back: bool, is_old: bool, units: &[String]) -> Ask {
+    pub(crate) fn ask(&mut self, gives_back: bool, is_old: bool, units: &[String]) -> Ask {
+        if !gives_back && !is_old {
+            for unit in units {
+                self.asked.insert(unit.clone());
+                self.undone.get_mut(unit).into_iter().for_each(|asks| *asks += 1);
+            }
+        }
         let with = |unit: &String| (unit.clone(), self.settled.contains_key(unit));
         Ask { gives_back, is_old, units: units.iter().map(with).collect() }
     }

@@ -2,9 +2,10 @@
 //!
 //! What was answered to be acknowledged when a checkpoint was asked for is in it. So a group that was sought to it may give out all
 //! else again, and nothing of that. Where it is not known whether a seek has come to pass, only what both ways have in common is
-//! certain.
+//! certain. What was asked to be acknowledged only later is not in it: whoever asks for it first after the seek is told that it is
+//! acknowledged now, and not before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hedgerow::error::Reason;
 use hedgerow::store::sequencer::Command;
@@ -22,6 +23,8 @@ pub(crate) struct Kept {
     group: usize,
     token: Vec<u8>,
     settled: BTreeMap<String, usize>,
+    /// What had been asked to be acknowledged by then: more than that is not in it.
+    asked: BTreeSet<String>,
 }
 
 /// Keeps a checkpoint of some consumer group.
@@ -37,7 +40,8 @@ pub(crate) async fn keep(world: &World, life: &Life) {
             world.say("operator", format_args!("keeps a checkpoint of {name}, {} units", facts.acknowledged_units));
             world.count("checkpoints kept", 1);
             let mut kept = world.checkpoints.borrow_mut();
-            let checkpoint = Kept { group, token: facts.token, settled };
+            let asked = world.applied[group].borrow().asked();
+            let checkpoint = Kept { group, token: facts.token, settled, asked };
             if kept.len() < KEPT_MAX {
                 kept.push(checkpoint);
             } else {
@@ -52,19 +56,21 @@ pub(crate) async fn keep(world: &World, life: &Life) {
 
 /// Has a consumer group go to a checkpoint that was kept.
 pub(crate) async fn seek(world: &World, life: &Life) {
-    let (group, token, settled) = {
+    let (group, token, settled, asked) = {
         let kept = world.checkpoints.borrow();
         if kept.is_empty() {
             return;
         }
-        let Kept { group, token, settled } = &kept[world.below(kept.len())];
-        (*group, token.clone(), settled.clone())
+        let Kept { group, token, settled, asked } = &kept[world.below(kept.len())];
+        (*group, token.clone(), settled.clone(), asked.clone())
     };
     let applied = &world.applied[group];
     let consumer_group = world.character.consumer_groups[group].name.clone();
     world.say("operator", format_args!("seeks {consumer_group}"));
     // From now on until it is answered, it may have come to pass.
     applied.borrow_mut().sought(|unit| settled.contains_key(unit));
+    // Who subscribes again may ask before the answer is here.
+    applied.borrow_mut().undo_all_but(&asked);
     let answer = ask(life, |reply| Command::Seek { run: plan::run(), consumer_group, token, reply }).await;
     match answer {
         None => {}
@@ -75,6 +81,7 @@ pub(crate) async fn seek(world: &World, life: &Life) {
             let mut applied = applied.borrow_mut();
             applied.sought(|_| false);
             settled.keys().for_each(|unit| applied.settle(unit));
+            applied.is_undone();
         }
         Some(Err(refusal)) if refusal.reason == Reason::NotRetained => {
             world.say("operator", format_args!("it cannot be sought: {refusal}"));

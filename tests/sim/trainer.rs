@@ -385,7 +385,7 @@ impl Member {
     }
 
     fn asks_for(&mut self, gives_back: bool, is_old: bool, units: &[String]) {
-        let ask = self.applied().borrow().ask(gives_back, is_old, units);
+        let ask = self.applied().borrow_mut().ask(gives_back, is_old, units);
         self.asks.push_back(ask);
     }
 }

@@ -71,6 +71,8 @@ struct ConsumerGroupTotalsMessage {
     dropped: Vec<DroppedSumMessage>,
     #[prost(uint64, tag = "5")]
     forgotten_through: u64,
+    #[prost(uint64, tag = "6")]
+    changed_at: u64,
 }
 
 #[derive(Message)]
@@ -152,7 +154,8 @@ impl CallTotalsMessage {
 
 impl ConsumerGroupTotalsMessage {
     fn of(totals: &ConsumerGroupTotals) -> Self {
-        let ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through } = totals;
+        let ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through, changed_at } =
+            totals;
         let dropped = dropped
             .iter()
             .map(|(reason, sum)| DroppedSumMessage { reason: reason.code(), sum: Some(SettledSumMessage::of(sum)) });
@@ -162,6 +165,7 @@ impl ConsumerGroupTotalsMessage {
             acknowledged: Some(SettledSumMessage::of(acknowledged)),
             dropped: dropped.collect(),
             forgotten_through: *forgotten_through,
+            changed_at: *changed_at,
         }
     }
 
@@ -175,6 +179,7 @@ impl ConsumerGroupTotalsMessage {
             acknowledged: present("acknowledged", self.acknowledged)?.into_sum(),
             dropped: self.dropped.into_iter().map(dropped).collect::<Result<_, _>>()?,
             forgotten_through: self.forgotten_through,
+            changed_at: self.changed_at,
         })
     }
 }

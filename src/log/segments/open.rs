@@ -58,12 +58,13 @@ pub(super) fn open<E>(
     let mut scan = Scan::new(&*storage, files, log_id, options.salvage, progress);
     let scanned = scan.run(visit);
     let Scan { cursor, files, mut segments, mut dropped, unproven, .. } = scan;
-    if let (None, Err(_), Some(before)) = (cursor.position, &scanned, unwanted.last()) {
-        // Behind the hole there is nothing to read: what is missing is the newest segment.
+    let nothing_is_there = matches!(scanned, Err(OpenError::Log(SegmentError::Corrupt(_))));
+    if let (None, true, Some(before)) = (cursor.position, nothing_is_there, unwanted.last()) {
+        // Behind the hole there is nothing to read: what is missing is the newest segment. A disk that fails is no such thing.
         return Err(missing(before.number + 1, &files).into());
     }
     let ahead = scanned?;
-    check_beginning(&files, &cursor, options.salvage, &mut dropped)?;
+    check_beginning(&files, unwanted.last(), &cursor, options.salvage, &mut dropped)?;
     let end = files.get(cursor.index).map_or(0, |file| file.number);
     dropped.extend(filled.into_iter().filter(|number| *number > end).map(|number| Dropped {
         file: segment_name(number),
@@ -202,6 +203,7 @@ fn check_headers(storage: &dyn Storage, files: &[Found], salvage: bool) -> Resul
 /// Checks that the log begins where it is said to begin.
 fn check_beginning(
     files: &[Found],
+    before: Option<&Found>,
     cursor: &Cursor,
     salvage: bool,
     dropped: &mut Vec<Dropped>,
@@ -211,7 +213,9 @@ fn check_beginning(
         return Ok(());
     }
     if !salvage {
-        return Err(missing(cursor.oldest_segment, files));
+        // What stands before the hole is there.
+        let from = before.map_or(0, |before| before.number + 1).max(cursor.oldest_segment);
+        return Err(missing(from, files));
     }
     let from = segment_name(cursor.oldest_segment);
     dropped.insert(0, Dropped { file: from, offset_bytes: 0, from: None, to_exclusive: None });

@@ -23,6 +23,7 @@ use crate::rollout::event::RolloutRecord;
 
 use super::super::carry::{Gathered, Reading, Wanted};
 use super::super::{Live, RolloutKey, Slot};
+use super::retention::Standing;
 use super::{RunState, Sequencer};
 
 /// A copy that is being read.
@@ -128,6 +129,10 @@ impl Sequencer {
             return false;
         }
         let Some(run) = self.runs.get(&key.run) else { return false };
+        // What would stand behind a seek that is on its way is what was before it.
+        if self.seeking.contains(&key.run) {
+            return false;
+        }
         let Some(given_to) = given_to(run, live) else { return false };
         let facts = live.rollout.facts();
         let size = facts.group.as_ref().and_then(|group| Some((group.clone(), run.groups.get(group)?.size()?)));
@@ -154,11 +159,16 @@ impl Sequencer {
     }
 }
 
-/// What consumer groups have of a rollout; none if that is not settled: it was finalised just now, or what ends some of its units is on
-/// its way to the disk. The copy would stand behind that, and have a rollout come back that has retired.
+/// What consumer groups have of a rollout; none if that is not settled: it was finalised just now, or what ends it or some of its units, or
+/// releases one, is on its way to the disk. The copy would stand behind that, and have a rollout come back that has retired.
 fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
     let Some(finalised) = &live.finalised else { return Some(Vec::new()) };
-    let number = &finalised.number.filter(|number| run.retained.contains_key(number))?;
+    let number = &finalised.number?;
+    let is_retiring = run.retained.get(number)?.standing == Standing::Retiring;
+    // A group that is about to be made will have it, one that expires will not.
+    if is_retiring || run.by_hand_underway > 0 || !run.making.is_empty() {
+        return None;
+    }
     let mut all = Vec::new();
     for (name, group) in run.queue.groups().filter(|(_, group)| !group.definition().ephemeral) {
         let (Ok(consumer_group), Some(units)) = (ConsumerGroupId::parse(name), group.units_of(number)) else {

@@ -266,6 +266,9 @@ impl Sequencer {
                 return Err(Refusal::new(Reason::UnitNotUndeliverable, message).field("unit_id"));
             }
         }
+        if let Some(state) = self.runs.get_mut(run) {
+            state.by_hand_underway += 1;
+        }
         if for_good {
             self.drop_unit(run, consumer_group, unit.clone(), DropReason::Operator);
         } else {
@@ -275,6 +278,13 @@ impl Sequencer {
             self.log(&record, Some(Sequenced::UnitReleased { run, consumer_group, unit }));
         }
         Ok(())
+    }
+
+    /// A decision by hand is durable. In replay none was counted.
+    pub(super) fn by_hand_is_over(&mut self, run: &RunId, by_hand: bool) {
+        if let Some(state) = self.runs.get_mut(run).filter(|_| by_hand) {
+            state.by_hand_underway = state.by_hand_underway.saturating_sub(1);
+        }
     }
 
     /// Ends leases whose time has come.

@@ -7,14 +7,14 @@ use crate::forest::plan::PolicyPlan;
 use crate::group::Member;
 use crate::ids::{ConsumerGroupId, GroupId, Name, RolloutRef, RunId, rollout_unit_id, row_id};
 use crate::limits;
-use crate::log::Position;
+use crate::log::{Position, RetiredFor};
 use crate::queue::{ConsumerGroup, GroupDefinition, NewUnit, QueueEffect, UnitId, UnitKind};
 use crate::rollout::FinalisedRollout;
 use crate::rollout::event::{Discarded, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{RunSettings, StartPosition};
 use crate::telemetry::{EndReason, RolloutEnd};
 
-use super::super::effect::{FinalisedNow, Outcome};
+use super::super::effect::{Ended, FinalisedNow, Outcome};
 use super::super::evict::Finalised;
 use super::super::memory::Share;
 use super::super::{RolloutKey, Slot, figures};
@@ -120,12 +120,24 @@ impl Retained {
     ) -> Vec<NewUnit<UnitRows>> {
         let units = self.new_units(key, definition, (rollout, plans));
         if !definition.ephemeral {
-            let of_unit = |unit: &NewUnit<UnitRows>| limits::UNIT_BYTES + unit.id.as_str().len() as u64;
-            let own = plans.iter().filter(|plan| !self.plans.iter().any(|shared| Arc::ptr_eq(shared, plan)));
-            let own_plans: u64 = own.map(|plan| plan_bytes(plan)).sum();
-            self.share.add(own_plans + units.iter().map(of_unit).sum::<u64>());
+            self.share.add(self.bytes_of(&units, plans));
         }
         units
+    }
+
+    /// What these units take, with their plans as far as they are not shared.
+    fn bytes_of(&self, units: &[NewUnit<UnitRows>], plans: &[Arc<PolicyPlan>]) -> u64 {
+        let of_unit = |unit: &NewUnit<UnitRows>| limits::UNIT_BYTES + unit.id.as_str().len() as u64;
+        let own = plans.iter().filter(|plan| !self.plans.iter().any(|shared| Arc::ptr_eq(shared, plan)));
+        own.map(|plan| plan_bytes(plan)).sum::<u64>() + units.iter().map(of_unit).sum::<u64>()
+    }
+
+    /// A consumer group that had its units is gone.
+    pub(super) fn give_units_back(&self, definition: &GroupDefinition) {
+        let Some(key) = &self.key else { return };
+        let rollout = self.finalised.now();
+        let plans = self.plans_for(definition, &rollout);
+        self.share.subtract(self.bytes_of(&self.new_units(key, definition, (&rollout, &plans)), &plans));
     }
 
     /// Its units once more, for a consumer group that has let go of their rows. They are counted already.
@@ -424,6 +436,9 @@ impl Sequencer {
         }
         let Some(entry) = self.store.entry(&RolloutKey { run: of_run, rollout }) else { return false };
         let slot = entry.slot.lock();
-        matches!(&*slot, Slot::Ended(ended, _) if ended.outcome == Outcome::Retired && ended.attempt == attempt)
+        let is_it = |ended: &Ended| ended.outcome == Outcome::Retired && ended.attempt == attempt;
+        // What nobody claimed was acknowledged by nobody.
+        let was_claimed = |ended: &Ended| ended.reason != RetiredFor::Unclaimed.as_str();
+        matches!(&*slot, Slot::Ended(ended, _) if is_it(ended) && was_claimed(ended))
     }
 }

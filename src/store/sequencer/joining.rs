@@ -6,7 +6,7 @@ use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::log::{Position, Record};
 use crate::queue::{ConsumerFacts, ConsumerId, GroupDefinition, GroupRefused, GroupVerdict, JoinRefused};
-use crate::rollout::run_settings::{RunSettings, StartPosition};
+use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition};
 
 use super::super::effect::Sequenced;
 use super::consumers::{Consumer, Subscribed, Subscription, ToConsumer, definition, in_words, unit_not_found};
@@ -28,8 +28,7 @@ impl Sequencer {
             Err(refusal) => drop(reply.send(Err(refusal))),
             Ok(Some(definition)) if !subscription.ephemeral => {
                 let (run, consumer_group) = (subscription.run.clone(), subscription.consumer_group.clone());
-                let from_earliest =
-                    subscription.settings.as_ref().is_none_or(|settings| settings.start == StartPosition::Earliest);
+                let from_earliest = self.settings_wanted(&subscription).start == StartPosition::Earliest;
                 self.waiting_subscriptions.push((subscription, reply));
                 let making = self.runs.get_mut(&run).is_some_and(|state| state.making.insert(consumer_group.clone()));
                 if making {
@@ -46,8 +45,7 @@ impl Sequencer {
                 }
             }
             Ok(Some(definition)) => {
-                let from_earliest =
-                    subscription.settings.as_ref().is_none_or(|settings| settings.start == StartPosition::Earliest);
+                let from_earliest = self.settings_wanted(&subscription).start == StartPosition::Earliest;
                 // No record: an ephemeral group lives and goes with its consumer.
                 let (run, name) = (&subscription.run, &subscription.consumer_group);
                 // It is in no record, and cannot be sought.
@@ -57,6 +55,16 @@ impl Sequencer {
             }
             Ok(None) => drop(reply.send(self.join(*subscription, false))),
         }
+    }
+
+    /// What a subscription wants of a group that is not there: what it says, else what the run's settings declare.
+    fn settings_wanted(&self, subscription: &Subscription) -> ConsumerGroupSettings {
+        let declared = || {
+            let settings = self.runs.get(&subscription.run)?.settings_now();
+            let of_group = |(name, _): &&(ConsumerGroupId, _)| *name == subscription.consumer_group;
+            settings.consumer_groups.iter().find(of_group).map(|(_, settings)| settings.clone())
+        };
+        subscription.settings.clone().or_else(declared).unwrap_or_default()
     }
 
     /// The group's consumers that waited for it to be made.
@@ -85,7 +93,7 @@ impl Sequencer {
 
     /// The definition of the group to be made, or none if it is there.
     fn judge_subscription(&mut self, subscription: &Subscription) -> Result<Option<GroupDefinition>, Refusal> {
-        let settings = subscription.settings.clone().unwrap_or_default();
+        let settings = self.settings_wanted(subscription);
         // What is refused makes no run.
         let run_settings = self.runs.get(&subscription.run).map(|run| Arc::clone(run.settings_now()));
         let run_settings = run_settings.unwrap_or_else(|| Arc::new(RunSettings::with_defaults()));
@@ -147,7 +155,10 @@ impl Sequencer {
             run: subscription.run.clone(),
             consumer_group: subscription.consumer_group,
             ephemeral: definition.ephemeral,
-            owed: if created { Owed::to_the_first(std::mem::take(&mut run.unclaimed_ended)) } else { Owed::default() },
+            owed: match created && !definition.ephemeral {
+                true => Owed::to_the_first(std::mem::take(&mut run.unclaimed_ended)),
+                false => Owed::default(),
+            },
             sender: subscription.sender,
         };
         run.retention.is_not_idle(&consumer.consumer_group);

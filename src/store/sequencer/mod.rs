@@ -34,7 +34,7 @@ use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::totals::RunTotals;
 use crate::log::{Position, Record};
-use crate::queue::{ConsumerGroup, ConsumerId, Decision, Queue, UnitId};
+use crate::queue::{ConsumerGroup, ConsumerId, Decision, DropReason, Queue, UnitId};
 use crate::rollout::run_settings::RunSettings;
 
 use crate::telemetry::EndReason;
@@ -166,6 +166,8 @@ pub(super) struct RunState {
     pub(super) retained: BTreeMap<u64, Retained>,
     /// Which of them wait for their end.
     pub(super) retention: Retention,
+    /// Decisions by hand about units whose records are on their way.
+    pub(super) by_hand_underway: u32,
     /// How many have ended that no consumer group was given, and nobody was told of.
     pub(super) unclaimed_ended: u64,
     pub(super) finalised_count: u64,
@@ -211,7 +213,7 @@ pub struct Sequencer {
     noted_through: Position,
     /// Where in a log that is read one stands.
     pub(in crate::store) reading: Reading,
-    /// Runs whose deliveries stand still, for a seek is on its way.
+    /// Runs of which nothing is settled, for a seek is on its way.
     seeking: BTreeSet<RunId>,
     /// What waits for that.
     deferred: Vec<Command>,
@@ -275,13 +277,16 @@ impl Sequencer {
         })
     }
 
-    /// Has units of before the restart wait for those who hold them, for as long as the service gives them for that.
+    /// All was read: units of before the restart wait for those who hold them, for as long as the service gives them for that.
     pub(in crate::store) fn hold_back(&mut self) {
-        let until_ms = self.store.clock.now_ms().saturating_add(self.store.restart_grace_ms);
-        if self.store.restart_grace_ms == 0 {
-            return;
-        }
+        let grace_ms = self.store.restart_grace_ms;
+        let until_ms = self.store.clock.now_ms().saturating_add(grace_ms);
         for (id, run) in &mut self.runs {
+            // That was told before, if somebody was there to hear it.
+            run.unclaimed_ended = 0;
+            if grace_ms == 0 {
+                continue;
+            }
             run.queue.groups_mut().for_each(|(_, group)| group.hold_back(until_ms));
             self.stirred.insert(id.clone());
         }
@@ -341,6 +346,7 @@ impl Sequencer {
                 self.settle(&run, &consumer_group, &units, |group, unit| group.apply_ack(unit, position.0));
             }
             Sequenced::UnitDropped { run, consumer_group, unit, reason } => {
+                self.by_hand_is_over(&run, reason == DropReason::Operator);
                 self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
                     group.apply_drop(unit, reason)
                 });
@@ -349,6 +355,7 @@ impl Sequencer {
                 self.tell_members(&run, &consumer_group, news);
             }
             Sequenced::UnitReleased { run, consumer_group, unit } => {
+                self.by_hand_is_over(&run, true);
                 self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
                     group.apply_release(unit)
                 });

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use crate::ids::{ConsumerGroupId, RolloutId, RunId};
 use crate::limits;
 use crate::log::{Record, RetiredFor};
+use crate::queue::Queue;
 use crate::rollout::run_settings::RunSettings;
 use crate::telemetry::RolloutEnd;
 
 use super::super::effect::{Ended, Outcome, Sequenced};
 use super::super::{RolloutKey, Slot};
-use super::{Retained, RunState, Sequencer, Tombstone};
+use super::{Retained, RunState, Sequencer, Tombstone, UnitRows};
 
 /// Where a finalised rollout stands with those who might want it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +51,13 @@ pub(in crate::store) struct Retention {
     unclaimed_bytes: u64,
     /// Consumer groups of which it was said that they will expire soon.
     warned: BTreeSet<ConsumerGroupId>,
+    /// When it was said last that rollouts end which nobody wanted, and how many have since then.
+    said_unclaimed_ms: Option<u64>,
+    unclaimed_unsaid: usize,
 }
+
+/// How often that is said.
+const UNCLAIMED_SAID_EVERY_MS: u64 = 60_000;
 
 /// The last part of the time that a consumer group may be without a subscription, in which it is said that it will expire: a tenth.
 const WARNED_PART: u64 = 10;
@@ -91,6 +98,15 @@ impl Retention {
         settled.into_iter().chain(first(&self.unclaimed, settings.unclaimed_retention_ms)).chain(too_many).min()
     }
 
+    /// Says that rollouts end that nobody wanted, now and then.
+    fn warn_of_unclaimed(&mut self, run: &RunId, rollouts: usize, now_ms: u64) {
+        self.unclaimed_unsaid += rollouts;
+        if self.said_unclaimed_ms.is_none_or(|said_ms| now_ms.saturating_sub(said_ms) >= UNCLAIMED_SAID_EVERY_MS) {
+            tracing::warn!(%run, rollouts = self.unclaimed_unsaid, "rollouts end that no consumer group was given");
+            (self.said_unclaimed_ms, self.unclaimed_unsaid) = (Some(now_ms), 0);
+        }
+    }
+
     fn has_too_much(&self, settings: &RunSettings) -> bool {
         settings.unclaimed_retention_bytes.is_some_and(|bytes| self.unclaimed_bytes > bytes)
     }
@@ -107,6 +123,23 @@ impl Retention {
             unclaimed.extend(self.unclaimed.first().map(|(_, number)| *number));
         }
         [(RetiredFor::Retention, first(&self.settled, self.retention_ms)), (RetiredFor::Unclaimed, unclaimed)]
+    }
+}
+
+/// Whether a consumer group that lasts holds a rollout back, and whether one was given it.
+fn held_and_known(queue: &Queue<u64, UnitRows>, number: u64) -> (bool, bool) {
+    let lasting = || queue.groups().map(|(_, group)| group).filter(|group| !group.definition().ephemeral);
+    let is_held = lasting().any(|group| group.holds(&number) || group.has_undeliverable(&number));
+    (is_held, lasting().any(|group| group.knows(&number)))
+}
+
+impl Retained {
+    /// Whether its rows are to be acknowledged still.
+    pub(super) fn is_due(&self) -> bool {
+        match self.standing {
+            Standing::Held | Standing::Unclaimed { .. } => true,
+            Standing::Settled { .. } | Standing::Retiring => false,
+        }
     }
 }
 
@@ -147,9 +180,7 @@ impl Sequencer {
         let now_ms = self.store.clock.now_ms();
         let Some(run) = self.runs.get_mut(run_id) else { return };
         let Some(retained) = run.retained.get_mut(&number) else { return };
-        let lasting = || run.queue.groups().map(|(_, group)| group).filter(|group| !group.definition().ephemeral);
-        let is_held = lasting().any(|group| group.holds(&number) || group.has_undeliverable(&number));
-        let is_known = lasting().any(|group| group.knows(&number));
+        let (is_held, is_known) = held_and_known(&run.queue, number);
         if !is_held && (without_rows || (is_known && run.retention.retention_ms == 0)) {
             self.retire(run_id, number, RetiredFor::Retention);
             return;
@@ -223,6 +254,11 @@ impl Sequencer {
 
     /// Logs that these are not kept any longer; they end when that is durable.
     fn begin_retiring(&mut self, run_id: &RunId, numbers: &[u64], reason: RetiredFor) {
+        // A seek that is on its way was judged by what there was.
+        if self.seeking.contains(run_id) {
+            return;
+        }
+        let now_ms = self.store.clock.now_ms();
         let Some(run) = self.runs.get_mut(run_id) else { return };
         let mut rollouts: Vec<(RolloutId, u32)> = Vec::new();
         for number in numbers {
@@ -234,7 +270,7 @@ impl Sequencer {
             return;
         }
         if reason == RetiredFor::Unclaimed {
-            tracing::warn!(run = %run_id, rollouts = rollouts.len(), "rollouts end that no consumer group was given");
+            run.retention.warn_of_unclaimed(run_id, rollouts.len(), now_ms);
         }
         let record = Record::RolloutsRetired { run: run_id.clone(), rollouts: rollouts.clone(), reason };
         self.log(&record, Some(Sequenced::RolloutsRetired { run: run_id.clone(), rollouts, reason }));
@@ -246,10 +282,8 @@ impl Sequencer {
             let key = RolloutKey { run: run_id.clone(), rollout };
             let Some(number) = self.number_of(&key, attempt) else { continue };
             let Some(run) = self.runs.get_mut(run_id) else { return };
-            let lasting = || run.queue.groups().map(|(_, group)| group).filter(|group| !group.definition().ephemeral);
-            let is_held = lasting().any(|group| group.holds(&number) || group.has_undeliverable(&number));
-            let is_claimed = reason == RetiredFor::Unclaimed && lasting().any(|group| group.knows(&number));
-            if is_held || is_claimed {
+            let (is_held, is_known) = held_and_known(&run.queue, number);
+            if is_held || (is_known && reason == RetiredFor::Unclaimed) {
                 self.reconsider(run_id, number, false);
             } else {
                 self.retire(run_id, number, reason);
@@ -275,6 +309,9 @@ impl Sequencer {
         run.retention.warned.remove(name);
         let held: Vec<u64> = group.sources().copied().collect();
         for number in held {
+            if let Some(retained) = self.runs.get(run_id).and_then(|run| run.retained.get(&number)) {
+                retained.give_units_back(group.definition());
+            }
             self.reconsider(run_id, number, false);
         }
         self.stirred.insert(run_id.clone());
@@ -303,16 +340,21 @@ impl Sequencer {
         others
     }
 
-    /// While memory is short, lets go of what is acknowledged and kept all the same, the oldest of each run first.
+    /// While memory is nearly short, lets go of what is acknowledged and kept all the same, the oldest of each run first.
     pub(super) fn retire_if_memory_is_short(&mut self) {
-        if !self.store.memory().is_short() {
+        if !self.store.memory().is_above(limits::MEMORY_RETIRE_PERCENT) {
             return;
         }
         let runs: Vec<RunId> = self.runs.keys().cloned().collect();
         for id in runs {
             let Some(run) = self.runs.get(&id) else { continue };
-            let oldest: Vec<u64> =
-                run.retention.settled.iter().take(limits::RETIRED_AT_ONCE).map(|(_, number)| *number).collect();
+            let oldest: Vec<u64> = run
+                .retention
+                .settled
+                .iter()
+                .take(limits::RETIRED_FOR_MEMORY_AT_ONCE)
+                .map(|(_, number)| *number)
+                .collect();
             self.begin_retiring(&id, &oldest, RetiredFor::Room);
         }
     }

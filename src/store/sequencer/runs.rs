@@ -110,22 +110,23 @@ impl Sequencer {
     fn log_settings(&mut self, run: &RunId, settings_version: u64, settings: Arc<RunSettings>) {
         let record = Record::Run { run: run.clone(), settings_version, settings: Arc::clone(&settings) };
         let declared = Sequenced::Declared { run: run.clone(), settings: Arc::clone(&settings) };
-        let position = self.log(&record, Some(declared));
-        self.apply_run(run, (settings_version, settings), position);
+        // One look at the clock: a replay has no other.
+        let unix_ms = self.store.unix_ms();
+        let position = self.store.journal.append(self.store.journal.frame(&record, unix_ms), Some(declared));
+        self.apply_run(run, (settings_version, settings), (position, unix_ms));
     }
 
     /// Makes a run, or gives it new settings. The consumer groups that they declare are made in the order of records, with
-    /// what was finalised before or after. Live and in replay.
+    /// what was finalised before or after. A new run was made at that position and time. Live and in replay.
     pub(in crate::store) fn apply_run(
         &mut self,
         run: &RunId,
         (version, settings): (u64, Arc<RunSettings>),
-        position: Position,
+        (position, created_unix_ms): (Position, u64),
     ) {
         let lease_ms = settings.lease_ms;
         let memory = Arc::clone(self.store.memory());
         let state = self.runs.entry(run.clone()).or_insert_with(|| {
-            let created_unix_ms = self.store.unix_ms();
             let metrics = self.store.telemetry.run(run);
             let settings_now = (0, Arc::clone(&settings));
             let shared = Run {
@@ -145,6 +146,7 @@ impl Sequencer {
                 queue: Queue::new(bounds),
                 retained: BTreeMap::new(),
                 retention: Retention::default(),
+                by_hand_underway: 0,
                 unclaimed_ended: 0,
                 finalised_count: 0,
                 ledger: RunLedger::default(),
@@ -164,7 +166,8 @@ impl Sequencer {
 
     pub(super) fn delete_run(&mut self, run: &RunId, force: bool) -> Result<DeletedRun, Refusal> {
         let Some(state) = self.runs.get(run) else { return Err(run_not_found(run)) };
-        let rows = state.retained.values().map(Retained::row_count).sum();
+        let is_due = |retained: &&Retained| retained.is_due();
+        let rows = state.retained.values().filter(is_due).map(Retained::row_count).sum();
         // What is finalised is open still while that is not durable.
         let live =
             self.rollouts_of(run).iter().filter(|(_, entry)| matches!(&*entry.slot.lock(), Slot::Live(_))).count();

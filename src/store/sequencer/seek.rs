@@ -1,8 +1,8 @@
 //! Checkpoints of consumer groups, and going back to them.
 //!
 //! A seek is one record: that what was acknowledged at a position is acknowledged, and nothing else. It must find the run as it was
-//! judged, in a replay too. So while a seek is on its way, deliveries of its run stand still: its consumers are let go, and whatever
-//! would settle, release or end anything there waits until the record is applied, some milliseconds later.
+//! judged, in a replay too. So while a seek is on its way, the consumers of its group are let go, and nothing of its run is settled,
+//! released, ended by a clock or for room, or written forward, until the record is applied, some milliseconds later.
 
 use tokio::sync::oneshot;
 
@@ -79,6 +79,8 @@ impl Sequencer {
             Ok(to) => to,
             Err(refusal) => return drop(reply.send(Err(refusal))),
         };
+        // Seeks without a pause must not keep the log from being let go of.
+        self.snapshot_if_due();
         self.seeking.insert(run_id.clone());
         self.deadlines.put(run_id, None);
         let message = "the consumer group was sought to a checkpoint; let go of what you hold, and subscribe again";
@@ -198,8 +200,9 @@ impl Sequencer {
             | Command::Waiting(..)
             | Command::Checkpoint { .. }
             | Command::Carry(_)
-            | Command::Barrier(_)
             | Command::Look(_) => None,
+            // What it waits for may be among what is kept.
+            Command::Barrier(_) => self.seeking.first(),
         };
         if run.is_some_and(|run| self.seeking.contains(run)) {
             self.deferred.push(command);

@@ -77,8 +77,8 @@ impl RunState {
             let (acknowledged, dropped) = group.forgotten();
             let dropped = dropped.iter().map(|(reason, sum)| (*reason, *sum)).collect();
             let consumer_group = ConsumerGroupId::parse(name).ok()?;
-            let forgotten_through = group.forgotten_through();
-            Some(ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through })
+            let (forgotten_through, changed_at) = (group.forgotten_through(), group.changed_at());
+            Some(ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through, changed_at })
         });
         RunTotals {
             calls: finalised.totals(),
@@ -113,7 +113,7 @@ impl RunState {
                     .iter()
                     .map(|(reason, sum)| (*reason, sum.beyond(known_dropped.get(reason).copied().unwrap_or_default())));
                 group.restore_forgotten(of_group.acknowledged.beyond(known_acknowledged), dropped);
-                group.restore_seeks(0, of_group.forgotten_through);
+                group.restore_seeks(0, of_group.forgotten_through, of_group.changed_at);
             }
         }
     }

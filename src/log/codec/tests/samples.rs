@@ -98,7 +98,7 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
             begins.given_to[0].histories.push(history);
             later.push(("rollout_copy_begins_with_histories", Record::RolloutCopyBegins(begins)));
         } else if let Record::RunTotals { run, mut totals } = record {
-            totals.consumer_groups[0].forgotten_through = 99;
+            (totals.consumer_groups[0].forgotten_through, totals.consumer_groups[0].changed_at) = (99, 120);
             later.push(("run_totals_with_what_is_forgotten", Record::RunTotals { run, totals }));
         }
     }
@@ -380,6 +380,7 @@ fn totals() -> RunTotals {
         acknowledged: sum(4),
         dropped: vec![(DropReason::Operator, sum(1))],
         forgotten_through: 0,
+        changed_at: 0,
     };
     let gone = GoneTotals { reason: "idle_timeout".to_owned(), rollouts: 2, calls: 7 };
     RunTotals { calls, gone: vec![gone], retired_rollouts: 6, consumer_groups: vec![of_group] }

@@ -328,13 +328,14 @@ fn of_totals() -> BoxedStrategy<Record> {
     let gone =
         (text(), any::<(u64, u64)>()).prop_map(|(reason, (rollouts, calls))| GoneTotals { reason, rollouts, calls });
     let dropped = vec((select(&DropReason::ALL), sum()), 0..3);
-    let group = (id!(ConsumerGroupId), call_totals(), sum(), dropped, any::<u64>()).prop_map(
-        |(consumer_group, calls, acknowledged, dropped, forgotten_through)| ConsumerGroupTotals {
+    let group = (id!(ConsumerGroupId), call_totals(), sum(), dropped, any::<(u64, u64)>()).prop_map(
+        |(consumer_group, calls, acknowledged, dropped, (forgotten_through, changed_at))| ConsumerGroupTotals {
             consumer_group,
             calls,
             acknowledged,
             dropped,
             forgotten_through,
+            changed_at,
         },
     );
     (id!(RunId), call_totals(), vec(gone, 0..3), any::<u64>(), vec(group, 0..3))

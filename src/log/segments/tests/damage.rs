@@ -244,7 +244,7 @@ fn a_missing_segment_is_missed() {
         storage.take(&sample.files[file].0);
         let error = refusal(open(&storage, options()));
         let name = &sample.files[file].0;
-        assert!(matches!(&error, SegmentError::Missing { last, .. } if last == name), "{error}");
+        assert!(matches!(&error, SegmentError::Missing { first, last } if first == name && last == name), "{error}");
         let (_, recovered, shown) = open(&storage, Options { salvage: true, ..options() }).unwrap();
         assert_eq!(recovered.dropped.len(), 1, "{recovered:?}");
         assert!(shown.len() < 80 && shown.last().unwrap().position == 80);
@@ -267,6 +267,29 @@ fn the_newest_segment_is_missed_thanks_to_the_spares_behind_it() {
     let [dropped] = recovered.dropped.as_slice() else { panic!("{recovered:?}") };
     assert_eq!((&dropped.file, dropped.from, dropped.to_exclusive), (name, Some(Position(next)), None));
     assert_eq!(positions(&open(&storage, options()).unwrap().2), (1..next).collect::<Vec<_>>());
+}
+
+/// Whatever a crash has left of files that were let go of, and of one that is missing: a disk that cannot be read is told as that, for
+/// nobody is to salvage what is whole.
+#[test]
+fn a_disk_that_cannot_be_read_is_not_taken_for_missing_segments() {
+    let sample = sample(80, true);
+    let (written, _) = sample.written();
+    for missing in [1, written - 1] {
+        let mut reads = 0;
+        loop {
+            let storage = sample.storage();
+            storage.take(&sample.files[missing].0);
+            storage.fail_read_in(reads);
+            let error = refusal(open(&storage, options()));
+            if matches!(&error, SegmentError::Missing { .. }) {
+                break;
+            }
+            assert!(matches!(&error, SegmentError::Io { .. }), "read {reads}: {error}");
+            reads += 1;
+        }
+        assert!(reads > 2, "{reads} reads failed");
+    }
 }
 
 #[test]
