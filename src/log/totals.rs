@@ -68,4 +68,6 @@ pub struct ConsumerGroupTotals {
     pub forgotten_through: u64,
     /// The last position at which it acknowledged something or was sought.
     pub changed_at: u64,
+    /// Positions, from this one until just before that one, at which it is not known any more what was acknowledged.
+    pub blurred: Option<(u64, u64)>,
 }

@@ -152,7 +152,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         };
         if let Some(unit) = self.ledger.units.get_mut(&number) {
             let given_up = unit.history.begin(at);
-            self.ledger.forgotten_through = self.ledger.forgotten_through.max(given_up.unwrap_or(0));
+            self.ledger.blur(given_up);
         }
         let effect = self.relocate(number, Place::Acknowledged);
         self.verify();

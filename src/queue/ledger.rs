@@ -168,6 +168,8 @@ pub(super) struct Ledger<K, P> {
     pub(super) counts: Counts,
     /// The last moment at which a unit changed that is not remembered any more.
     pub(super) forgotten_through: u64,
+    /// Moments, from this one until just before that one, at which it is not known any more what was acknowledged.
+    pub(super) blurred: Option<(u64, u64)>,
     next_number: UnitNumber,
 }
 
@@ -182,6 +184,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             undeliverable: BTreeSet::new(),
             counts: Counts::default(),
             forgotten_through: 0,
+            blurred: None,
             next_number: 0,
         }
     }
@@ -266,6 +269,12 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             source.unsettled += 1;
             (source.unsettled == 1).then_some(QueueEffect::SourceReopened { source: key })
         }
+    }
+
+    /// From then until then it is not known any more what was acknowledged.
+    pub(super) fn blur(&mut self, more: Option<(u64, u64)>) {
+        let both = self.blurred.into_iter().chain(more);
+        self.blurred = both.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
     }
 
     /// Removes a settled unit from memory; its counts stay.

@@ -12,8 +12,8 @@ use super::unit::{NewUnit, Place, UnitId};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct History(Vec<(u64, u64)>);
 
-/// Spans that are kept of each unit: as many seeks between two acknowledgements can be undone.
-const SPANS_MAX: usize = 8;
+/// Spans that are kept of each unit.
+const SPANS_MAX: usize = 16;
 /// The end of a span that lasts.
 const LASTS: u64 = u64::MAX;
 
@@ -40,11 +40,12 @@ impl History {
         self.0.iter().any(|&(begins, ends)| begins <= moment && moment < ends)
     }
 
-    /// It is acknowledged from then on. Of many spans the oldest is given up: when it ended, if one was.
+    /// It is acknowledged from then on. Of many spans the second is given up, and returned: the first is that of the checkpoint to
+    /// which a trainer goes back again and again.
     #[must_use]
-    pub(super) fn begin(&mut self, at: u64) -> Option<u64> {
+    pub(super) fn begin(&mut self, at: u64) -> Option<(u64, u64)> {
         self.0.push((at, LASTS));
-        (self.0.len() > SPANS_MAX).then(|| self.0.remove(0).1)
+        (self.0.len() > SPANS_MAX).then(|| self.0.remove(1))
     }
 
     fn end(&mut self, at: u64) {
@@ -99,6 +100,13 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.ledger.counts.acknowledged.tally.units
     }
 
+    /// The moments, from this one until just before that one, of which it is not known any more what was acknowledged, since a unit
+    /// was acknowledged and undone too often.
+    #[must_use]
+    pub fn blurred(&self) -> Option<(u64, u64)> {
+        self.ledger.blurred
+    }
+
     /// The history of a unit.
     #[must_use]
     pub fn history(&self, id: &UnitId) -> Option<&History> {
@@ -126,10 +134,17 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     }
 
     /// Takes up what is known of the time before it was made again.
-    pub fn restore_seeks(&mut self, seek_count: u64, forgotten_through: u64, changed_at: u64) {
+    pub fn restore_seeks(
+        &mut self,
+        seek_count: u64,
+        forgotten_through: u64,
+        changed_at: u64,
+        blurred: Option<(u64, u64)>,
+    ) {
         self.seek_count = self.seek_count.max(seek_count);
         self.ledger.forgotten_through = self.ledger.forgotten_through.max(forgotten_through);
         self.changed_at = self.changed_at.max(forgotten_through).max(changed_at);
+        self.ledger.blur(blurred);
     }
 
     /// Whether what was acknowledged at a moment can be restored; changes nothing.
@@ -140,7 +155,8 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         if to > self.changed_at {
             return Err(SeekRefused::NotReached);
         }
-        if to < self.ledger.forgotten_through {
+        let is_blurred = self.ledger.blurred.is_some_and(|(from, until)| from <= to && to < until);
+        if to < self.ledger.forgotten_through || is_blurred {
             return Err(SeekRefused::NotRetained);
         }
         Ok(())
@@ -202,7 +218,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
                     }
                     (false, true) => {
                         let given_up = unit.history.begin(at);
-                        self.ledger.forgotten_through = self.ledger.forgotten_through.max(given_up.unwrap_or(0));
+                        self.ledger.blur(given_up);
                         effects.extend(self.relocate(number, Place::Acknowledged));
                     }
                     (true, true) | (false, false) => {}

@@ -42,9 +42,9 @@ pub struct Image {
     /// Units of consumer groups, by run, consumer group and unit, with the positions at which each was acknowledged and was not any
     /// more, in turn.
     pub units: BTreeMap<(String, String, String), (UnitImage, Vec<u64>)>,
-    /// Consumer groups, by run and name: where each was made and last changed, how often it was sought, and up to where what it
-    /// knew is forgotten.
-    pub consumer_groups: BTreeMap<(String, String), [u64; 4]>,
+    /// Consumer groups, by run and name: where each was made and last changed, how often it was sought, up to where what it
+    /// knew is forgotten, and where it is blurred.
+    pub consumer_groups: BTreeMap<(String, String), [u64; 6]>,
 }
 
 impl Sequencer {
@@ -80,7 +80,9 @@ impl Sequencer {
             image.groups.insert((run.to_string(), group.to_string()), state.clone());
         }
         for (run, name, group) in self.all_consumer_groups() {
-            let facts = [group.made_at(), group.changed_at(), group.seek_count(), group.forgotten_through()];
+            let (from, until) = group.blurred().unwrap_or_default();
+            let facts =
+                [group.made_at(), group.changed_at(), group.seek_count(), group.forgotten_through(), from, until];
             image.consumer_groups.insert((run.to_string(), name.to_owned()), facts);
             for (unit, place) in group.units() {
                 let place = match place {

@@ -73,6 +73,10 @@ struct ConsumerGroupTotalsMessage {
     forgotten_through: u64,
     #[prost(uint64, tag = "6")]
     changed_at: u64,
+    #[prost(uint64, tag = "7")]
+    blurred_from: u64,
+    #[prost(uint64, optional, tag = "8")]
+    blurred_until: Option<u64>,
 }
 
 #[derive(Message)]
@@ -154,8 +158,15 @@ impl CallTotalsMessage {
 
 impl ConsumerGroupTotalsMessage {
     fn of(totals: &ConsumerGroupTotals) -> Self {
-        let ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through, changed_at } =
-            totals;
+        let ConsumerGroupTotals {
+            consumer_group,
+            calls,
+            acknowledged,
+            dropped,
+            forgotten_through,
+            changed_at,
+            blurred,
+        } = totals;
         let dropped = dropped
             .iter()
             .map(|(reason, sum)| DroppedSumMessage { reason: reason.code(), sum: Some(SettledSumMessage::of(sum)) });
@@ -166,6 +177,8 @@ impl ConsumerGroupTotalsMessage {
             dropped: dropped.collect(),
             forgotten_through: *forgotten_through,
             changed_at: *changed_at,
+            blurred_from: blurred.map_or(0, |(from, _)| from),
+            blurred_until: blurred.map(|(_, until)| until),
         }
     }
 
@@ -180,6 +193,7 @@ impl ConsumerGroupTotalsMessage {
             dropped: self.dropped.into_iter().map(dropped).collect::<Result<_, _>>()?,
             forgotten_through: self.forgotten_through,
             changed_at: self.changed_at,
+            blurred: self.blurred_until.map(|until| (self.blurred_from, until)),
         })
     }
 }

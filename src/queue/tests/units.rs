@@ -164,3 +164,31 @@ fn the_first_reason_to_drop_stands() {
     assert!(group.apply_drop(&id("a"), DropReason::Stale).is_empty());
     assert_eq!(group.place(&id("a")), Some(Place::Dropped(DropReason::Undeliverable)));
 }
+
+#[test]
+fn a_trainer_may_go_back_to_one_checkpoint_again_and_again() {
+    let mut group = group();
+    group.push(7, units(&[("a", 1), ("b", 1)]), 0);
+    let again = |_: &u64| units(&[("a", 1), ("b", 1)]);
+    group.apply_ack(&id("a"), 1);
+    let before = group.changed_at();
+    let mut at = 1;
+    let mut between = 0;
+    for round in 0..100 {
+        group.apply_ack(&id("b"), at + 1);
+        if round == 20 {
+            between = group.changed_at();
+            assert_eq!(group.judge_seek(between), Ok(()));
+        }
+        assert_eq!(group.judge_seek(before), Ok(()), "round {round}");
+        assert_eq!(group.apply_seek(before, at + 2, again, 0).0, 1);
+        at += 2;
+        assert_eq!((group.place(&id("a")), group.place(&id("b"))), (Some(Place::Acknowledged), Some(Place::Waiting)));
+        assert!(group.history(&id("b")).is_some_and(|history| history.moments().len() <= 32), "it is bounded");
+    }
+    // The first time and the last times are known, those between are not any more, and that is said.
+    assert_eq!(group.judge_seek(between), Err(SeekRefused::NotRetained));
+    assert_eq!((group.judge_seek(2), group.judge_seek(at - 1)), (Ok(()), Ok(())));
+    assert_eq!(group.apply_seek(2, at + 1, again, 0).0, 0);
+    assert_eq!(group.place(&id("b")), Some(Place::Acknowledged));
+}

@@ -235,7 +235,7 @@ impl Sequencer {
         for GroupSnapshot { consumer_group: name, definition, made_at, seek_count } in consumer_groups {
             self.make_consumer_group(run, &name, definition, false, made_at);
             let group = self.runs.get_mut(run).and_then(|run| run.queue.group_mut(name.as_str()));
-            group.into_iter().for_each(|group| group.restore_seeks(seek_count, 0, 0));
+            group.into_iter().for_each(|group| group.restore_seeks(seek_count, 0, 0, None));
         }
     }
 

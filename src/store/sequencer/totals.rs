@@ -78,7 +78,16 @@ impl RunState {
             let dropped = dropped.iter().map(|(reason, sum)| (*reason, *sum)).collect();
             let consumer_group = ConsumerGroupId::parse(name).ok()?;
             let (forgotten_through, changed_at) = (group.forgotten_through(), group.changed_at());
-            Some(ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through, changed_at })
+            let blurred = group.blurred();
+            Some(ConsumerGroupTotals {
+                consumer_group,
+                calls,
+                acknowledged,
+                dropped,
+                forgotten_through,
+                changed_at,
+                blurred,
+            })
         });
         RunTotals {
             calls: finalised.totals(),
@@ -113,7 +122,7 @@ impl RunState {
                     .iter()
                     .map(|(reason, sum)| (*reason, sum.beyond(known_dropped.get(reason).copied().unwrap_or_default())));
                 group.restore_forgotten(of_group.acknowledged.beyond(known_acknowledged), dropped);
-                group.restore_seeks(0, of_group.forgotten_through, of_group.changed_at);
+                group.restore_seeks(0, of_group.forgotten_through, of_group.changed_at, of_group.blurred);
             }
         }
     }

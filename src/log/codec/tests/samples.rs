@@ -99,6 +99,7 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
             later.push(("rollout_copy_begins_with_histories", Record::RolloutCopyBegins(begins)));
         } else if let Record::RunTotals { run, mut totals } = record {
             (totals.consumer_groups[0].forgotten_through, totals.consumer_groups[0].changed_at) = (99, 120);
+            totals.consumer_groups[0].blurred = Some((50, 70));
             later.push(("run_totals_with_what_is_forgotten", Record::RunTotals { run, totals }));
         }
     }
@@ -381,6 +382,7 @@ fn totals() -> RunTotals {
         dropped: vec![(DropReason::Operator, sum(1))],
         forgotten_through: 0,
         changed_at: 0,
+        blurred: None,
     };
     let gone = GoneTotals { reason: "idle_timeout".to_owned(), rollouts: 2, calls: 7 };
     RunTotals { calls, gone: vec![gone], retired_rollouts: 6, consumer_groups: vec![of_group] }

@@ -328,16 +328,10 @@ fn of_totals() -> BoxedStrategy<Record> {
     let gone =
         (text(), any::<(u64, u64)>()).prop_map(|(reason, (rollouts, calls))| GoneTotals { reason, rollouts, calls });
     let dropped = vec((select(&DropReason::ALL), sum()), 0..3);
-    let group = (id!(ConsumerGroupId), call_totals(), sum(), dropped, any::<(u64, u64)>()).prop_map(
-        |(consumer_group, calls, acknowledged, dropped, (forgotten_through, changed_at))| ConsumerGroupTotals {
-            consumer_group,
-            calls,
-            acknowledged,
-            dropped,
-            forgotten_through,
-            changed_at,
-        },
-    );
+    let group = (id!(ConsumerGroupId), call_totals(), sum(), dropped, any::<(u64, u64, Option<(u64, u64)>)>())
+        .prop_map(|(consumer_group, calls, acknowledged, dropped, (forgotten_through, changed_at, blurred))| {
+            ConsumerGroupTotals { consumer_group, calls, acknowledged, dropped, forgotten_through, changed_at, blurred }
+        });
     (id!(RunId), call_totals(), vec(gone, 0..3), any::<u64>(), vec(group, 0..3))
         .prop_map(|(run, calls, gone, retired_rollouts, consumer_groups)| Record::RunTotals {
             run,
