@@ -35,7 +35,7 @@ pub struct Ended {
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Its rows were acknowledged.
+    /// Its rows were acknowledged, or unclaimed for too long; the reason says which.
     Retired,
     /// It was thrown away.
     Discarded,

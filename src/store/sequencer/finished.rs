@@ -1,4 +1,5 @@
-//! Finalised rollouts: units for every consumer group, until all are settled; then a tombstone.
+//! Finalised rollouts: units for every consumer group; and what is left of those that have ended, a tombstone. How long they are kept
+//! between is in [`super::retention`].
 
 use std::ops::Range;
 use std::sync::Arc;
