@@ -308,8 +308,8 @@ pub const LOG_CARRIED_ROLLOUTS: usize = 256;
 pub const LOG_CARRIED_BYTES: u64 = 128 << 20;
 /// Finalised rollouts whose end is decided at once, for each run and reason.
 pub const RETIRED_AT_ONCE: usize = 1024;
-/// The same, each second, while memory is nearly short.
-pub const RETIRED_FOR_MEMORY_AT_ONCE: usize = 256;
+/// The most each second while memory is nearly short.
+pub const RETIRED_FOR_MEMORY_AT_ONCE: usize = 16_384;
 /// How long units from before a restart are kept for the trainers that hold them, unless the configuration says otherwise: time
 /// for all of them to find out and come back.
 pub const RESTART_GRACE_MS: u64 = 10_000;

@@ -348,13 +348,10 @@ impl Sequencer {
         let runs: Vec<RunId> = self.runs.keys().cloned().collect();
         for id in runs {
             let Some(run) = self.runs.get(&id) else { continue };
-            let oldest: Vec<u64> = run
-                .retention
-                .settled
-                .iter()
-                .take(limits::RETIRED_FOR_MEMORY_AT_ONCE)
-                .map(|(_, number)| *number)
-                .collect();
+            // An eighth at a time.
+            let most = run.retention.settled.len() / 8;
+            let most = most.clamp(limits::RETIRED_AT_ONCE, limits::RETIRED_FOR_MEMORY_AT_ONCE);
+            let oldest: Vec<u64> = run.retention.settled.iter().take(most).map(|(_, number)| *number).collect();
             self.begin_retiring(&id, &oldest, RetiredFor::Room);
         }
     }
