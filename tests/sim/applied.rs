@@ -145,7 +145,9 @@ impl Applied {
                 (AckOutcome::Acknowledged, false) => self.units.contains_key(unit) && !was_settled,
                 // Who asks first after a seek is told that it is acknowledged now.
                 (AckOutcome::Already, false) => {
-                    let may_be = is_late || !self.is_undone || self.undone.get(unit).is_none_or(|asks| *asks > 1);
+                    // What was dropped by hand is dropped still, and its rollout may have retired.
+                    let stays = self.drop_asked.contains(unit) || self.undone.get(unit).is_none_or(|asks| *asks > 1);
+                    let may_be = is_late || !self.is_undone || stays;
                     self.units.contains_key(unit) && may_be
                 }
                 (AckOutcome::Dropped, false) => self.drop_asked.contains(unit),

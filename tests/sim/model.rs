@@ -35,7 +35,13 @@ impl Said {
 
     /// Whether it is to be sent again, for nothing was decided.
     pub(crate) fn is_for_later(&self) -> bool {
-        matches!(self, Self::Refused(Reason::LogFull | Reason::MemoryFull | Reason::LogUnreadable | Reason::Draining))
+        // With no memory at all for tokens, others may have them leave each time before the event is tried again.
+        let thrashes = matches!(self, Self::Refused(Reason::ServiceFull));
+        thrashes
+            || matches!(
+                self,
+                Self::Refused(Reason::LogFull | Reason::MemoryFull | Reason::LogUnreadable | Reason::Draining)
+            )
     }
 }
 

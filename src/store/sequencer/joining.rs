@@ -69,25 +69,29 @@ impl Sequencer {
 
     /// The group's consumers that waited for it to be made.
     pub(super) fn resume_subscriptions(&mut self, run: &RunId, consumer_group: &ConsumerGroupId, first_made_it: bool) {
-        let waits =
-            |waiting: &(Box<Subscription>, _)| waiting.0.run == *run && waiting.0.consumer_group == *consumer_group;
-        let (ready, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition(waits);
-        self.waiting_subscriptions = rest;
-        for (created, (subscription, reply)) in
-            std::iter::once(first_made_it).chain(std::iter::repeat(false)).zip::<Vec<_>>(ready)
-        {
+        let ready = self.no_longer_waiting(|waiting| waiting.run == *run && waiting.consumer_group == *consumer_group);
+        let created = std::iter::once(first_made_it).chain(std::iter::repeat(false));
+        for (created, (subscription, reply)) in created.zip(ready) {
             // A later one may ask for something else than what the first one made.
             let joined = self.judge_subscription(&subscription).and_then(|_| self.join(*subscription, created));
             drop(reply.send(joined));
         }
     }
 
+    /// Takes subscriptions that wait out of the line.
+    pub(super) fn no_longer_waiting(
+        &mut self,
+        which: impl Fn(&Subscription) -> bool,
+    ) -> Vec<(Box<Subscription>, SubscribeReply)> {
+        let waiting = std::mem::take(&mut self.waiting_subscriptions);
+        let (ready, rest) = waiting.into_iter().partition(|(subscription, _)| which(subscription));
+        self.waiting_subscriptions = rest;
+        ready
+    }
+
     /// Those that waited for a consumer group to expire subscribe to what there is then.
     pub(super) fn subscribe_again(&mut self, run: &RunId, consumer_group: &ConsumerGroupId) {
-        let waits =
-            |waiting: &(Box<Subscription>, _)| waiting.0.run == *run && waiting.0.consumer_group == *consumer_group;
-        let (ready, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition::<Vec<_>, _>(waits);
-        self.waiting_subscriptions = rest;
+        let ready = self.no_longer_waiting(|waiting| waiting.run == *run && waiting.consumer_group == *consumer_group);
         ready.into_iter().for_each(|(subscription, reply)| self.subscribe(subscription, reply));
     }
 

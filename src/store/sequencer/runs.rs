@@ -19,7 +19,7 @@ use super::super::{Entry, RolloutKey, Run, RunCounts, Slot, figures};
 use super::figures::RunLedger;
 use super::groups::RunGroups;
 use super::retention::Retention;
-use super::{Retained, RunState, Sequencer, Subscription, ToConsumer};
+use super::{Retained, RunState, Sequencer, ToConsumer};
 
 /// A run, for who asks.
 #[derive(Clone, Debug)]
@@ -205,9 +205,7 @@ impl Sequencer {
             }
             stays
         });
-        let waits = |waiting: &(Box<Subscription>, _)| waiting.0.run == *run;
-        let (of_run, rest) = std::mem::take(&mut self.waiting_subscriptions).into_iter().partition::<Vec<_>, _>(waits);
-        self.waiting_subscriptions = rest;
+        let of_run = self.no_longer_waiting(|waiting| waiting.run == *run);
         of_run.into_iter().for_each(|(_, reply)| drop(reply.send(Err(run_not_found(run)))));
         for id in members {
             if let Some(member) = self.consumers.remove(&id) {

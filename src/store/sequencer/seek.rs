@@ -148,10 +148,25 @@ impl Sequencer {
         (to, at): (Position, Position),
         reply: Option<SeekReply>,
     ) {
+        let sought = self.go_back(run_id, consumer_group, (to, at));
+        if let Some(reply) = reply {
+            tracing::info!(run = %run_id, %consumer_group, ?sought, "a consumer group was sought to a checkpoint");
+            let gone = || unit_not_found(consumer_group, None);
+            drop(reply.send(sought.ok_or_else(gone)));
+            self.seek_is_over(run_id);
+        }
+    }
+
+    /// What the group had acknowledged at `to` is acknowledged from `at` on; none if there is no such group.
+    fn go_back(
+        &mut self,
+        run_id: &RunId,
+        consumer_group: &ConsumerGroupId,
+        (to, at): (Position, Position),
+    ) -> Option<Sought> {
         let now_ms = self.store.clock.now_ms();
-        let Some(run) = self.runs.get_mut(run_id) else { return };
-        let RunState { queue, retained, .. } = run;
-        let Some(group) = queue.group_mut(consumer_group.as_str()) else { return };
+        let RunState { queue, retained, .. } = self.runs.get_mut(run_id)?;
+        let group = queue.group_mut(consumer_group.as_str())?;
         let definition = group.definition().clone();
         let units_of = |number: &u64| retained.get(number).map(|one| one.units_again(&definition)).unwrap_or_default();
         let (restored_units, effects) = group.apply_seek(to.0, at.0, units_of, now_ms);
@@ -160,11 +175,7 @@ impl Sequencer {
             self.queue_effect(run_id, consumer_group.as_str(), effect);
         }
         self.stirred.insert(run_id.clone());
-        if let Some(reply) = reply {
-            tracing::info!(run = %run_id, %consumer_group, restored_units, "a consumer group was sought to a checkpoint");
-            drop(reply.send(Ok(Sought { seek_count, restored_units })));
-            self.seek_is_over(run_id);
-        }
+        Some(Sought { seek_count, restored_units })
     }
 
     /// Deliveries go on, with what has waited.
