@@ -248,7 +248,8 @@ impl Config {
             "listen = \"{listen}\"\nhttp_listen = \"{http_listen}\"\n\
              allow_insecure_public_listen = {allow_insecure_public_listen}\ndata_directory = {data_directory:?}\n\
              durability = \"{durability}\"\nlog_budget_bytes = {log_budget_bytes}\nlog_segment_bytes = {log_segment_bytes}\n\
-             memory_budget_bytes = {memory_budget_bytes}\nrestart_grace_ms = {restart_grace_ms}\nlog_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
+             memory_budget_bytes = {memory_budget_bytes}\nrestart_grace_ms = {restart_grace_ms}\n\
+             log_format = \"{log_format}\"\nlog_filter = {log_filter:?}\n"
         )
     }
 }

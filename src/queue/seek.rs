@@ -207,7 +207,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
                     (true, false) => {
                         let again = again.get_or_insert_with(|| units_of(&source));
                         let payload = again.iter().find(|new| new.id == unit.id).map(|new| new.payload.clone());
-                        // Whoever retains a rollout can make its units.
+                        debug_assert!(payload.is_some(), "whoever retains a rollout can make its units");
                         if payload.is_none() {
                             continue;
                         }

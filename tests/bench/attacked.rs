@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::stream;
 use h2::SendStream;
-use h2::client::ResponseFuture;
+use h2::client::{ResponseFuture, SendRequest};
 use hedgerow::cli::client;
 use hedgerow::limits;
 use hedgerow::proto::v1;
@@ -226,29 +226,28 @@ async fn looks(address: String, rollout: String) {
     loop {
         // Who resets as many streams on one connection is cut off.
         let stream = TcpStream::connect(&address).await.expect("the service listens");
-        let (mut client, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
-        let _connection = AbortOnDrop(tokio::spawn(async move { drop(connection.await) }));
+        let (client, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
+        // It goes with this.
+        let mut driven = JoinSet::new();
+        driven.spawn(async move { drop(connection.await) });
         let mut asked = Vec::new();
         for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
-            let uri = format!("http://{address}/hedgerow.v1.InspectService/GetRollout");
-            let head = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
-            client = client.ready().await.expect("the connection lasts");
-            let (response, mut sender) =
-                client.send_request(head.body(()).expect("a request"), false).expect("there may be one more");
+            let (mut sender, response) = begin_stream(&client, &address, "InspectService/GetRollout").await;
             sender.send_data(framed.clone(), true).expect("the stream is open");
-            asked.push((response, sender));
+            asked.push((sender, response));
         }
         every.tick().await;
     }
 }
 
-/// A task that ends with whoever began it.
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// One more stream on a connection, to this method.
+async fn begin_stream(client: &SendRequest<Bytes>, address: &str, method: &str) -> (SendStream<Bytes>, ResponseFuture) {
+    let uri = format!("http://{address}/hedgerow.v1.{method}");
+    let head = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+    let mut client = client.clone().ready().await.expect("the connection lasts");
+    let (response, sender) =
+        client.send_request(head.body(()).expect("a request"), false).expect("there may be one more");
+    (sender, response)
 }
 
 fn heartbeat() -> Event {
@@ -278,15 +277,11 @@ fn heartbeats(round: usize) -> Bytes {
 /// A connection with all the streams that it may have, on each of which this is sent, and then one more drip after another.
 async fn raw(attackers: &mut JoinSet<()>, address: &str, first: Bytes, drip: Option<Bytes>) {
     let stream = TcpStream::connect(address).await.expect("the service listens");
-    let (mut client, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
+    let (client, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
     attackers.spawn(async move { drop(connection.await) });
     let mut streams: Vec<(SendStream<Bytes>, ResponseFuture)> = Vec::new();
     for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
-        let uri = format!("http://{address}/hedgerow.v1.HarnessService/Report");
-        let asked = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
-        client = client.ready().await.expect("the connection lasts");
-        let (response, mut sender) =
-            client.send_request(asked.body(()).expect("a request"), false).expect("there may be one more");
+        let (mut sender, response) = begin_stream(&client, address, "HarnessService/Report").await;
         sender.send_data(first.clone(), false).expect("the stream is open");
         streams.push((sender, response));
     }

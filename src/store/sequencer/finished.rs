@@ -316,7 +316,9 @@ impl Sequencer {
                 }
             }
         }
-        let taken: Vec<u64> = if from_earliest { run.retained.keys().copied().collect() } else { Vec::new() };
+        // An ephemeral one holds nothing back.
+        let claims = from_earliest && !definition.ephemeral;
+        let taken: Vec<u64> = if claims { run.retained.keys().copied().collect() } else { Vec::new() };
         self.stirred.insert(run_id.clone());
         for effect in effects {
             self.queue_effect(run_id, name.as_str(), effect);

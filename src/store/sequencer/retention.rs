@@ -157,7 +157,9 @@ impl RunState {
 
     /// When consumer groups expire that nobody subscribes to.
     fn expiries(&self) -> impl Iterator<Item = (u64, ConsumerGroupId)> {
-        self.queue.groups().filter_map(|(name, _)| {
+        // Asked at each turn of a run: a group with consumers costs nothing.
+        let idle = self.queue.groups().filter(|(_, group)| group.idle_since_ms().is_some());
+        idle.filter_map(|(name, _)| {
             let name = ConsumerGroupId::parse(name).ok()?;
             Some((self.expires_ms(&name)?, name))
         })

@@ -9,13 +9,13 @@ use tokio::sync::oneshot;
 use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::log::{Position, Record};
-use crate::queue::SeekRefused;
+use crate::queue::{ConsumerGroup, SeekRefused};
 
 use super::super::checkpoint::{BadToken, Checkpoint};
 use super::super::effect::Sequenced;
 use super::consumers::{ToConsumer, unit_not_found};
 use super::runs::run_not_found;
-use super::{Command, RunState, Sequencer};
+use super::{Command, RunState, Sequencer, UnitRows};
 
 /// A checkpoint, for who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,10 +223,11 @@ impl Sequencer {
     }
 }
 
-type Group = crate::queue::ConsumerGroup<u64, super::UnitRows>;
-
 /// A consumer group that is not somebody's passing look.
-fn lasting<'a>(run: &'a RunState, consumer_group: &ConsumerGroupId) -> Result<&'a Group, Refusal> {
+fn lasting<'a>(
+    run: &'a RunState,
+    consumer_group: &ConsumerGroupId,
+) -> Result<&'a ConsumerGroup<u64, UnitRows>, Refusal> {
     let group = run.queue.group(consumer_group.as_str()).filter(|group| !group.definition().ephemeral);
     group.ok_or_else(|| unit_not_found(consumer_group, None))
 }
