@@ -1,6 +1,11 @@
 //! Every bound of the service, with its unit in its name, and the relations between them.
 //!
-//! A bound that a user may move is a setting whose default stands here.
+//! A bound that a user may move is a setting whose default stands here. What depends on one of these, the memory budget, is in
+//! [`edge`].
+
+pub mod edge;
+
+pub use edge::EdgeBytes;
 
 /// Longest identifier (of a run, group, rollout, agent, call, policy, model, kind …).
 pub const IDENTIFIER_BYTES_MAX: usize = 256;
@@ -42,8 +47,6 @@ pub const SEAL_FINDINGS_CALLS: usize = 1024;
 pub const BATCH_LISTS_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a shown rollout above which it counts while it is on its way.
 pub const SHOWN_LARGE_BYTES: usize = 1 << 20;
-/// Bytes of such rollouts on their way to who asked; a larger one goes out alone.
-pub const SHOWN_BYTES_MAX: usize = 128 << 20;
 /// Rollouts that are put together to be shown at once.
 pub const SHOWN_AT_ONCE_MAX: usize = 4;
 /// When to try again if too much is on its way.
@@ -155,8 +158,6 @@ pub const OTHER_MESSAGE_BYTES_MAX: usize = 4 << 20;
 pub const UNIT_MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// Answers outstanding on one stream of reports; a client that does not read its answers is not read from.
 pub const STREAM_ANSWERS_OUTSTANDING_MAX: usize = 1024;
-/// What all of them hold, over all streams and batches, besides what each stream has for itself.
-pub const ANSWERS_OUTSTANDING_BYTES_MAX: usize = 256 << 20;
 /// What one answer may hold: room for so much is taken before it is made.
 pub const ANSWER_BYTES_MAX: usize = 128 << 10;
 /// Answers outstanding for which a stream needs no such room, if they hold no more than this together.
@@ -175,8 +176,6 @@ pub const NOT_YET_LISTED_MAX: usize = 64;
 pub const FILTER_STATES_MAX: usize = 64;
 /// Messages of a stream below this are not counted before they are decoded.
 pub const COUNTED_MESSAGE_BYTES_MIN: usize = 512;
-/// Bytes of messages between their arrival and the place of their records in the log, over all streams.
-pub const IN_FLIGHT_BYTES_MAX: usize = 512 << 20;
 /// Requests to the sequencing task on their way.
 pub const COMMANDS_OUTSTANDING_MAX: usize = 4096;
 /// Requests that the sequencing task takes in one turn before what became of them goes out.
@@ -201,8 +200,6 @@ pub const TRAINER_MESSAGES_OUTSTANDING_MAX: usize = 256;
 pub const TRAINER_BYTES_OUTSTANDING_MAX: usize = 4 * UNIT_MESSAGE_BYTES_MAX;
 /// Of these, what each may have whatever the others do.
 pub const TRAINER_BYTES_FREE: usize = 256 << 10;
-/// What is on its way to all trainers together, besides.
-pub const TRAINERS_BYTES_OUTSTANDING_MAX: usize = 512 << 20;
 /// News for one consumer that may wait besides its units.
 pub const CONSUMER_NEWS_OUTSTANDING_MAX: usize = 256;
 /// Room in an ephemeral consumer's line that is kept for news.
@@ -223,18 +220,14 @@ pub const GRPC_CONNECTIONS_MAX: usize = 8192;
 pub const GRPC_GREETING_BYTES: usize = 24 + 9;
 /// How long they may take.
 pub const GRPC_GREETING_MS_MAX: u64 = 20_000;
-/// Bytes that have come of messages which are not whole, over all streams.
-pub const RECEIVE_BYTES_MAX: usize = 512 << 20;
-/// The same, over the streams of one connection.
+/// Bytes that have come of messages which are not whole, over the streams of one connection, besides what it has for itself.
 pub const RECEIVE_CONNECTION_BYTES_MAX: usize = 128 << 20;
 /// Of messages that are not whole, what each connection may hold without asking for room; less if there are many.
 pub const RECEIVE_CONNECTION_OWN_BYTES_MAX: usize = 4 << 20;
-/// The same, over all connections.
-pub const RECEIVE_OWN_BYTES_MAX: usize = 1 << 30;
-/// What connections have sent and nobody has read, before those with much of it are not read from.
-pub const UNREAD_BYTES_MAX: usize = 512 << 20;
-/// What each may have sent besides.
-pub const UNREAD_CONNECTION_FREE_BYTES: usize = 64 << 10;
+/// What each connection may have sent that nobody has read, whatever the others do: between these, the less the more there are.
+pub const UNREAD_CONNECTION_FREE_BYTES_MAX: usize = 4 << 20;
+/// See [`UNREAD_CONNECTION_FREE_BYTES_MAX`].
+pub const UNREAD_CONNECTION_FREE_BYTES_MIN: usize = 8 << 10;
 /// How long a connection that is not read from waits until it ends.
 pub const UNREAD_MS_MAX: u64 = 30_000;
 /// How long a message may take to become whole, besides what its bytes take.
@@ -334,9 +327,8 @@ pub const DRIFT_IDS_SHOWN: usize = 8;
 const _: () = assert!(
     HTTP2_STREAM_WINDOW_BYTES as u64 * HTTP2_CONNECTION_STREAMS_MAX as u64 <= HTTP2_CONNECTION_WINDOW_BYTES as u64
 );
-// A call at its limit (ids and log-probabilities) fits into a message, and a message into what may be in flight.
+// A call at its limit (ids and log-probabilities) fits into a message.
 const _: () = assert!(CALL_TOKENS_MAX * 8 <= REQUEST_MESSAGE_BYTES_MAX);
-const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= IN_FLIGHT_BYTES_MAX);
 // A page that asks for nothing is one that may be asked for, and with its last entry it stays below gRPC's usual 4 MiB: a
 // rollout's tags are the largest part of an entry.
 const _: () = assert!(PAGE_ENTRIES_DEFAULT <= PAGE_ENTRIES_MAX);
@@ -368,31 +360,10 @@ const _: () = assert!(MEMORY_BUDGET_BYTES_MIN <= MEMORY_BUDGET_BYTES);
 const _: () = assert!(STREAM_ANSWERS_FREE < STREAM_ANSWERS_OUTSTANDING_MAX);
 // The lists of an answer to a seal, with what their elements hold besides their texts, fit into an answer.
 const _: () = assert!(2 * SEAL_LISTED_BYTES_MAX + SEAL_LISTED_MAX * 256 < ANSWER_BYTES_MAX);
-// Many answers, and batches, are under way at once.
-const _: () = assert!(1024 * ANSWER_BYTES_MAX < ANSWERS_OUTSTANDING_BYTES_MAX);
-const _: () = assert!(
-    BATCH_REQUESTS_MAX * BATCH_ANSWER_BYTES + BATCH_LISTS_BYTES_MAX + ANSWER_BYTES_MAX
-        < ANSWERS_OUTSTANDING_BYTES_MAX / 16
-);
 // Answers to acknowledgements leave room for other news.
 const _: () = assert!(ACK_ANSWERS_OUTSTANDING_MAX < CONSUMER_NEWS_OUTSTANDING_MAX);
-// A message always fits: into what one trainer may have, and into what all may.
+// A message always fits into what one trainer may have.
 const _: () = assert!(UNIT_MESSAGE_BYTES_MAX <= TRAINER_BYTES_OUTSTANDING_MAX);
-const _: () = assert!(TRAINER_BYTES_OUTSTANDING_MAX <= TRAINERS_BYTES_OUTSTANDING_MAX);
-// So does a unit with the longest row, several times.
-const _: () = assert!(4 * (9 * CALL_TOKENS_MAX + UNIT_MESSAGE_BYTES_MAX) <= TRAINERS_BYTES_OUTSTANDING_MAX);
 const _: () = assert!(EPHEMERAL_NEWS_ROOM < CONSUMER_NEWS_OUTSTANDING_MAX);
-// Any message has room on an idle connection, and an idle connection beside others.
-const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
-const _: () = assert!(RECEIVE_CONNECTION_BYTES_MAX <= RECEIVE_BYTES_MAX && RECEIVE_BYTES_MAX < u32::MAX as usize);
-// However many connections there are, calls of usual size pass whatever others do.
-const _: () = assert!(RECEIVE_OWN_BYTES_MAX / GRPC_CONNECTIONS_MAX >= 128 << 10);
-const _: () = assert!(RECEIVE_CONNECTION_OWN_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
-// One connection alone is always read from, whatever its windows hold.
-const _: () = assert!((HTTP2_CONNECTION_WINDOW_BYTES as usize) < UNREAD_BYTES_MAX);
-// So has a batch with what it takes decoded.
-const _: () = assert!(REQUEST_MESSAGE_BYTES_MAX + BATCH_DECODED_BYTES_MAX <= RECEIVE_CONNECTION_BYTES_MAX);
-// What connections may have sent besides is no more than what they may have sent together.
-const _: () = assert!(GRPC_CONNECTIONS_MAX * UNREAD_CONNECTION_FREE_BYTES <= UNREAD_BYTES_MAX);
 // The answer to a subscription, which names units a second time, fits a message.
 const _: () = assert!(2 * HELD_UNITS_BYTES_MAX <= UNIT_MESSAGE_BYTES_MAX);

@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::coop::poll_proceed;
 use tonic::transport::server::Connected;
 
-use crate::limits;
+use crate::limits::{self, EdgeBytes};
 use crate::store::clock::Clock;
 
 use super::frames::Frames;
@@ -63,9 +63,10 @@ impl Cut {
 }
 
 /// What all connections share.
-#[derive(Default)]
 struct All {
     unread: Arc<Unread>,
+    /// What they have for themselves of messages that have come in part, all together.
+    receive_own_bytes: usize,
     connections: Arc<AtomicUsize>,
 }
 
@@ -92,9 +93,16 @@ pub(super) fn timer(clock: &Clock, deadline_ms: u64) -> Timer {
 }
 
 /// Connections as they come, no more than there may be.
-pub(super) fn connections(listener: TcpListener, clock: Clock) -> impl Stream<Item = Result<Connection>> {
+pub(super) fn connections(
+    listener: TcpListener,
+    clock: Clock,
+    edge: EdgeBytes,
+) -> impl Stream<Item = Result<Connection>> {
+    let connections = Arc::<AtomicUsize>::default();
+    let unread = Arc::new(Unread::new(edge.unread, Arc::clone(&connections)));
+    let all = All { unread, receive_own_bytes: edge.receive_own, connections };
     let room = Arc::new(Semaphore::new(limits::GRPC_CONNECTIONS_MAX));
-    unfold((listener, clock, room, All::default()), |(listener, clock, room, all)| async {
+    unfold((listener, clock, room, all), |(listener, clock, room, all)| async {
         let counted = Arc::clone(&room).acquire_owned().await.ok();
         let stream = next_connection(&listener, &clock).await;
         let connection = stream.set_nodelay(true).map(|()| Connection::new(stream, &clock, &all, counted));
@@ -120,7 +128,7 @@ async fn next_connection(listener: &TcpListener, clock: &Clock) -> TcpStream {
 
 impl Connection {
     fn new(stream: TcpStream, clock: &Clock, all: &All, counted: Option<OwnedSemaphorePermit>) -> Self {
-        let receive = Arc::new(ConnectionRoom::new(Arc::clone(&all.connections)));
+        let receive = Arc::new(ConnectionRoom::new(all.receive_own_bytes, Arc::clone(&all.connections)));
         let unread = ConnectionUnread::new(Arc::clone(&all.unread));
         let share = ConnectionShare { receive, unread, cut: Arc::default() };
         let deadline_ms = clock.now_ms().saturating_add(limits::GRPC_GREETING_MS_MAX);

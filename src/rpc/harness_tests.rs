@@ -58,7 +58,7 @@ async fn answers_that_wait_are_bounded_by_what_they_hold() {
         assert!(!stream.outgoing.is_empty(), "whatever others hold, one may always be under way");
     }
     assert_eq!(shared.answers.available_permits(), full - of_all * one_bytes);
-    assert!(of_all * one_bytes > limits::ANSWERS_OUTSTANDING_BYTES_MAX - limits::ANSWER_BYTES_MAX);
+    assert!(of_all * one_bytes > full - limits::ANSWER_BYTES_MAX);
     assert!(free * one_bytes < streams.len() * (limits::STREAM_ANSWERS_FREE_BYTES + limits::ANSWER_BYTES_MAX));
     drop(streams);
     assert_eq!(shared.answers.available_permits(), full);
@@ -77,7 +77,7 @@ async fn a_batch_begins_when_there_is_room_for_all_of_it() {
         ..v1::ReportRequest::default()
     };
     let batch = || Request::new(v1::ReportBatchRequest { requests: vec![request(), request()] });
-    let _taken = store.permit(limits::IN_FLIGHT_BYTES_MAX - 3 * weight(&request())).await;
+    let _taken = store.permit(store.edge().in_flight - 3 * weight(&request())).await;
     let (mut one, mut two) = (pin!(harness.report_batch(batch())), pin!(harness.report_batch(batch())));
     assert!(one.as_mut().now_or_never().is_none() && two.as_mut().now_or_never().is_none());
     assert!(commands.try_recv().is_ok(), "the first has room");

@@ -32,8 +32,8 @@ pub(super) struct Inspect {
     shared: Shared,
     /// Rollouts that may be put together at once.
     shown: Arc<Semaphore>,
-    /// Room, in KiB, for large ones that are on their way.
-    large: Arc<Semaphore>,
+    /// Room for large ones that are on their way.
+    large: LargeRoom,
 }
 
 /// Calls shown, or looked at, under a rollout's lock at once.
@@ -51,7 +51,8 @@ impl Inspect {
         // One core in four: whoever reports does not wait for those who look.
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let at_once = (cores / 4).clamp(1, limits::SHOWN_AT_ONCE_MAX);
-        Self { shared, shown: Arc::new(Semaphore::new(at_once)), large: room_for_large() }
+        let large = LargeRoom::new(shared.store.edge().shown);
+        Self { shared, shown: Arc::new(Semaphore::new(at_once)), large }
     }
 
     /// A rollout as it is shown, or how it ended. It is put together, and encoded, by a thread that may take long for it.
@@ -237,25 +238,32 @@ fn stopping() -> Status {
     draining("ask again after the delay")
 }
 
-/// Room, in KiB, for large answers that are on their way.
-fn room_for_large() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(limits::SHOWN_BYTES_MAX / KIB))
+/// Room for large answers that are on their way.
+struct LargeRoom {
+    kib: Arc<Semaphore>,
+    most_bytes: usize,
 }
 
-/// A large answer takes room until it has been sent: whoever asked may never read it.
-fn until_sent(room: &Arc<Semaphore>, bytes: usize) -> Result<Option<UntilSent>, Status> {
-    if bytes <= limits::SHOWN_LARGE_BYTES {
-        return Ok(None);
+impl LargeRoom {
+    fn new(most_bytes: usize) -> Self {
+        Self { kib: Arc::new(Semaphore::new(most_bytes / KIB)), most_bytes }
     }
-    let kib = u32::try_from(bytes.min(limits::SHOWN_BYTES_MAX) / KIB).unwrap_or(u32::MAX);
-    let taken = Arc::clone(room).try_acquire_many_owned(kib);
-    taken.map(|taken| Some(UntilSent::new(taken))).map_err(|_| {
-        let message = format!(
-            "it has {bytes} bytes, and with those that are on their way it would be more than {} at once",
-            limits::SHOWN_BYTES_MAX
-        );
-        refused(Refusal::new(Reason::ServiceFull, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS))
-    })
+
+    /// A large answer takes room until it has been sent: whoever asked may never read it.
+    fn until_sent(&self, bytes: usize) -> Result<Option<UntilSent>, Status> {
+        if bytes <= limits::SHOWN_LARGE_BYTES {
+            return Ok(None);
+        }
+        let kib = u32::try_from(bytes.min(self.most_bytes) / KIB).unwrap_or(u32::MAX);
+        let taken = Arc::clone(&self.kib).try_acquire_many_owned(kib);
+        taken.map(|taken| Some(UntilSent::new(taken))).map_err(|_| {
+            let message = format!(
+                "it has {bytes} bytes, and with those that are on their way it would be more than {} at once",
+                self.most_bytes
+            );
+            refused(Refusal::new(Reason::ServiceFull, message).retry_after_ms(limits::SHOWN_RETRY_AFTER_MS))
+        })
+    }
 }
 
 #[tonic::async_trait]
@@ -272,7 +280,7 @@ impl v1::inspect_service_server::InspectService for Inspect {
         let key = RolloutKey { run, rollout };
         let found = self.shown(&key, &shown).await?;
         let bytes = found.iter().flatten().map(Encoded::message_bytes).sum();
-        let room = until_sent(&self.large, bytes)?;
+        let room = self.large.until_sent(bytes)?;
         // What is shown, and also that there is nothing, may rest on what is not durable yet.
         self.shared.store.durable(self.shared.store.last_position()).await;
         match found {
@@ -399,16 +407,17 @@ mod tests {
 
     #[test]
     fn large_answers_have_room_together_and_the_largest_goes_out_alone() {
-        let room = room_for_large();
-        let taken = |bytes| until_sent(&room, bytes);
+        const MOST: usize = 32 << 20;
+        let room = LargeRoom::new(MOST);
+        let taken = |bytes| room.until_sent(bytes);
         let small = taken(limits::SHOWN_LARGE_BYTES);
         assert!(small.is_ok_and(|small| small.is_none()));
-        let half = taken(limits::SHOWN_BYTES_MAX / 2);
-        assert!(half.is_ok() && taken(limits::SHOWN_BYTES_MAX / 2 + KIB).is_err());
+        let half = taken(MOST / 2);
+        assert!(half.is_ok() && taken(MOST / 2 + KIB).is_err());
         drop(half);
-        let largest = taken(3 * limits::SHOWN_BYTES_MAX);
+        let largest = taken(3 * MOST);
         assert!(largest.is_ok() && taken(limits::SHOWN_LARGE_BYTES + KIB).is_err());
         drop(largest);
-        assert!(taken(limits::SHOWN_BYTES_MAX).is_ok());
+        assert!(taken(MOST).is_ok());
     }
 }

@@ -102,8 +102,8 @@ impl Shared {
     /// What all services share before a store; `drain` is set when the service is to stop.
     #[must_use]
     pub fn new(store: Arc<Store>, drain: Arc<watch::Sender<bool>>, readiness: Arc<Readiness>) -> Self {
-        let answers = Arc::new(Semaphore::new(limits::ANSWERS_OUTSTANDING_BYTES_MAX));
-        let trainers = TrainersRoom::new(limits::TRAINERS_BYTES_OUTSTANDING_MAX, store.clock().clone());
+        let answers = Arc::new(Semaphore::new(store.edge().answers));
+        let trainers = TrainersRoom::new(store.edge().trainers, store.clock().clone());
         Self {
             store,
             trainers,
@@ -187,7 +187,7 @@ pub async fn serve(
     });
     // Messages from clients may be large (a call with its whole prompt); what is sent to trainers comes in parts.
     let receive = limits::REQUEST_MESSAGE_BYTES_MAX;
-    let clock = shared.store.clock().clone();
+    let (clock, edge) = (shared.store.clock().clone(), *shared.store.edge());
     let served = Server::builder()
         // One unread stream must not stop its neighbours: see the relation in `limits`.
         .initial_stream_window_size(limits::HTTP2_STREAM_WINDOW_BYTES)
@@ -204,7 +204,7 @@ pub async fn serve(
         // Requests and streams that end with a refusal, by its reason.
         .layer(refusals::RefusalsLayer::new(Arc::clone(shared.store.telemetry())))
         // What has come of messages that are not whole, however long they say they are.
-        .layer(receive::ReceiveLayer::new(clock.clone()))
+        .layer(receive::ReceiveLayer::new(edge.receive, clock.clone()))
         // While the log is read nobody is served.
         .layer(gate::GateLayer::new(Arc::clone(&shared.readiness)))
         .add_service(health_service)
@@ -216,7 +216,7 @@ pub async fn serve(
         .add_service(TrainerServiceServer::new(trainer::Trainer::new(shared.clone())))
         .add_service(InspectServiceServer::new(inspect::Inspect::new(shared.clone())))
         .add_service(AdminServiceServer::new(admin::Admin::new(shared)))
-        .serve_with_incoming_shutdown(connection::connections(listener, clock), stopping)
+        .serve_with_incoming_shutdown(connection::connections(listener, clock, edge), stopping)
         .await;
     drains.abort();
     Ok(served?)

@@ -28,6 +28,7 @@ type Response = Result<v1::SubscribeResponse, Status>;
 #[derive(Clone)]
 pub struct TrainersRoom {
     bytes: Arc<Semaphore>,
+    most_bytes: usize,
     /// Messages that wait for it.
     waiting: watch::Sender<usize>,
     /// Whoever is let go has this until its room is free.
@@ -38,9 +39,9 @@ pub struct TrainersRoom {
 impl TrainersRoom {
     /// Room for so many bytes.
     #[must_use]
-    pub fn new(bytes: usize, clock: Clock) -> Self {
-        let (bytes, letting_go) = (Arc::new(Semaphore::new(bytes)), Arc::new(Semaphore::new(1)));
-        Self { bytes, waiting: watch::Sender::new(0), letting_go, clock }
+    pub fn new(most_bytes: usize, clock: Clock) -> Self {
+        let (bytes, letting_go) = (Arc::new(Semaphore::new(most_bytes)), Arc::new(Semaphore::new(1)));
+        Self { bytes, most_bytes, waiting: watch::Sender::new(0), letting_go, clock }
     }
 
     /// Whether somebody waits for room that has not come: all there is goes to who waits first.
@@ -214,7 +215,7 @@ impl Outgoing {
     pub(super) async fn unit_room(&self, row_bytes: usize) -> Option<Arc<SharedRoom>> {
         let bytes = 2 * (row_bytes + limits::UNIT_MESSAGE_BYTES_MAX);
         tokio::select! {
-            room = self.line.shared_room(bytes.min(limits::TRAINERS_BYTES_OUTSTANDING_MAX)) => room,
+            room = self.line.shared_room(bytes.min(self.line.all.most_bytes)) => room,
             () = self.closed() => None,
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! HTTP/2 lets a client send ahead of its reader by the windows that it was given: at our sizes 64 MiB a connection, which over
 //! thousands of connections is more than any machine has. So what the transport has taken and nobody has read is counted, and
-//! while it is more than [`limits::UNREAD_BYTES_MAX`] over all, a connection with more than
-//! [`limits::UNREAD_CONNECTION_FREE_BYTES`] of it is not read from. One that stays so for [`limits::UNREAD_MS_MAX`] ends.
+//! while it is more than [`limits::EdgeBytes::unread`] over all, a connection is not read from that has more of it than its even
+//! part of half as much again. One that stays so for [`limits::UNREAD_MS_MAX`] ends.
 //!
 //! The count follows the frames of HTTP/2 ([`super::frames`]): payload without padding counts from its arrival, that of DATA until a request's reader
 //! takes it, of any other frame until it is whole. A reader that lets go takes what has come for it, so what is sent to requests
@@ -26,9 +26,12 @@ use tonic::body::Body;
 use crate::limits;
 
 /// What all connections have sent that is not read.
-#[derive(Default)]
 pub(super) struct Unread {
     bytes: AtomicUsize,
+    /// Above it, connections with much of it are not read from.
+    most_bytes: usize,
+    /// How many there are.
+    connections: Arc<AtomicUsize>,
     /// Connections that are not read from until there is less, each once.
     waiting: Mutex<Vec<Weak<ConnectionUnread>>>,
 }
@@ -71,6 +74,19 @@ const GONE: u8 = 3;
 /// A reader that lets go reads no more than this: what its stream's window lets through, and once more.
 const DRAINED_BYTES_MAX: usize = 2 * limits::HTTP2_STREAM_WINDOW_BYTES as usize;
 
+impl Unread {
+    pub(super) fn new(most_bytes: usize, connections: Arc<AtomicUsize>) -> Self {
+        Self { bytes: AtomicUsize::new(0), most_bytes, connections, waiting: Mutex::default() }
+    }
+
+    /// What each connection may have sent whatever the others do: the fewer there are, the more.
+    fn free_bytes(&self) -> usize {
+        let connections = self.connections.load(Ordering::Relaxed).max(1);
+        (self.most_bytes / 2 / connections)
+            .clamp(limits::UNREAD_CONNECTION_FREE_BYTES_MIN, limits::UNREAD_CONNECTION_FREE_BYTES_MAX)
+    }
+}
+
 impl ConnectionUnread {
     pub(super) fn new(all: Arc<Unread>) -> Arc<Self> {
         let zero = || AtomicUsize::new(0);
@@ -91,7 +107,7 @@ impl ConnectionUnread {
         let taken = before.map_or(0, taken);
         let all_before = self.all.bytes.fetch_sub(taken, Ordering::Relaxed);
         self.waiting.wake();
-        if all_before > limits::UNREAD_BYTES_MAX && all_before - taken <= limits::UNREAD_BYTES_MAX {
+        if all_before > self.all.most_bytes && all_before - taken <= self.all.most_bytes {
             let waiting = std::mem::take(&mut *self.all.waiting.lock());
             for connection in waiting.iter().filter_map(Weak::upgrade) {
                 connection.is_listed.store(false, Ordering::Release);
@@ -127,8 +143,8 @@ impl ConnectionUnread {
     /// Whether the connection may be read from. If not, the task is woken when that may have changed.
     pub(super) fn may_read(self: &Arc<Self>, context: &Context<'_>) -> bool {
         let may = || {
-            self.all.bytes.load(Ordering::Relaxed) <= limits::UNREAD_BYTES_MAX
-                || self.bytes.load(Ordering::Relaxed) <= limits::UNREAD_CONNECTION_FREE_BYTES
+            self.all.bytes.load(Ordering::Relaxed) <= self.all.most_bytes
+                || self.bytes.load(Ordering::Relaxed) <= self.all.free_bytes()
         };
         if may() {
             return true;

@@ -33,7 +33,7 @@ fn data_counts_until_it_is_read_and_other_frames_until_they_are_whole() {
     bytes.extend(frame_of(1, DATA, PADDED, 1000));
     bytes.extend(&frame(1, 100)[..FRAME_HEADER_BYTES + 60]);
     for size in [1, 3, 8, 9, 10, 1000, bytes.len()] {
-        let unread = ConnectionUnread::new(Arc::default());
+        let unread = ConnectionUnread::new(unread(1 << 20));
         let mut frames = Frames::new();
         bytes.chunks(size).for_each(|chunk| frames.follow(chunk, &unread));
         assert_eq!(of(&unread), (71_052, 71_052), "in pieces of {size}");
@@ -49,12 +49,20 @@ fn data_counts_until_it_is_read_and_other_frames_until_they_are_whole() {
     }
 }
 
+const MOST: usize = 64 << 20;
+const OTHERS: usize = 100;
+
+/// What so many connections share.
+fn unread(most_bytes: usize) -> Arc<Unread> {
+    Arc::new(Unread::new(most_bytes, Arc::new(AtomicUsize::new(OTHERS))))
+}
+
 #[test]
 fn only_who_has_sent_much_waits_and_is_woken_when_there_is_less() {
-    let all = Arc::new(Unread::default());
+    let all = unread(MOST);
     let (much, little) = (ConnectionUnread::new(Arc::clone(&all)), ConnectionUnread::new(Arc::clone(&all)));
-    much.came(limits::UNREAD_BYTES_MAX + 1);
-    little.came(limits::UNREAD_CONNECTION_FREE_BYTES);
+    much.came(MOST + 1);
+    little.came(MOST / 2 / OTHERS);
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let context = Context::from_waker(&waker);
@@ -107,7 +115,7 @@ impl Stream {
 }
 
 fn begun() -> (Frames, Arc<ConnectionUnread>) {
-    let (mut frames, unread) = (Frames::new(), ConnectionUnread::new(Arc::default()));
+    let (mut frames, unread) = (Frames::new(), ConnectionUnread::new(unread(1 << 20)));
     frames.follow(&[b'P'; PREFACE_BYTES], &unread);
     (frames, unread)
 }

@@ -37,7 +37,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::forest::call::CallIndex;
 use crate::ids::{RolloutId, RolloutRef, RunId};
-use crate::limits;
+use crate::limits::{self, EdgeBytes};
 use crate::log::journal::Journal;
 use crate::log::{Log, Position};
 use crate::rollout::Rollout;
@@ -223,6 +223,7 @@ pub struct Store {
     next_id: AtomicU64,
     in_flight: Arc<Semaphore>,
     memory: Arc<Memory>,
+    edge: EdgeBytes,
     draining: AtomicBool,
 }
 
@@ -232,6 +233,7 @@ impl Store {
     #[must_use]
     pub fn new(options: StoreOptions) -> (Arc<Self>, mpsc::Receiver<Command>) {
         let (commands, receiver) = mpsc::channel(limits::COMMANDS_OUTSTANDING_MAX);
+        let edge = EdgeBytes::beside(options.memory_budget_bytes);
         let store = Self {
             rollouts: DashMap::new(),
             runs: DashMap::new(),
@@ -248,7 +250,8 @@ impl Store {
             restart_grace_ms: options.restart_grace_ms,
             reporters: DashMap::new(),
             next_id: AtomicU64::new(1),
-            in_flight: Arc::new(Semaphore::new(limits::IN_FLIGHT_BYTES_MAX)),
+            in_flight: Arc::new(Semaphore::new(edge.in_flight)),
+            edge,
             memory: Memory::new(options.memory_budget_bytes),
             draining: AtomicBool::new(false),
         };
@@ -304,6 +307,12 @@ impl Store {
         &self.memory
     }
 
+    /// What the edge may hold beside that.
+    #[must_use]
+    pub fn edge(&self) -> &EdgeBytes {
+        &self.edge
+    }
+
     /// Waits until what was judged from this position may be answered.
     pub async fn durable(&self, position: Position) {
         if !self.journal.is_durable(position) {
@@ -326,7 +335,7 @@ impl Store {
     /// Waits for room for a message of so many bytes, which is given back when the permit is dropped.
     pub async fn permit(&self, message_bytes: usize) -> Option<tokio::sync::OwnedSemaphorePermit> {
         self.journal.until_queue_is_short().await;
-        let bytes = u32::try_from(message_bytes.clamp(1, limits::IN_FLIGHT_BYTES_MAX)).unwrap_or(u32::MAX);
+        let bytes = u32::try_from(message_bytes.clamp(1, self.edge.in_flight)).unwrap_or(u32::MAX);
         Arc::clone(&self.in_flight).acquire_many_owned(bytes).await.ok()
     }
 

@@ -235,7 +235,7 @@ async fn what_is_sent_ahead_of_a_reader_is_bounded_over_all_connections() {
             held.push((sender, response));
         }
     }
-    let bound = MEMORY_BUDGET_BYTES + 2 * limits::UNREAD_BYTES_MAX as u64;
+    let bound = MEMORY_BUDGET_BYTES + 2 * limits::EdgeBytes::beside(MEMORY_BUDGET_BYTES).unread as u64;
     let sent = CONNECTIONS as u64 * u64::from(limits::HTTP2_CONNECTION_WINDOW_BYTES);
     assert!(sent > bound, "the windows alone would let through more");
     let mut most = 0;
@@ -244,6 +244,38 @@ async fn what_is_sent_ahead_of_a_reader_is_bounded_over_all_connections() {
         most = most.max(served.resident_bytes_most());
     }
     assert!(most < bound, "{most} bytes");
+}
+
+/// Each has come whole, and holds its room until it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn requests_that_never_end_are_bounded_over_all_connections() {
+    const CONNECTIONS: usize = 24;
+    const MESSAGE_BYTES: usize = 1900 << 10;
+    let served = served();
+    served.others_go_on("before", 1).await;
+    let before = served.resident_bytes();
+    let edge = limits::EdgeBytes::beside(MEMORY_BUDGET_BYTES);
+    let call = crate::service::call("large", "main", 1, &vec![7; MESSAGE_BYTES / 4], &[1]);
+    let one = v1::ReportRequest::decode(&request(1, &about("run", "large"), Event::Call(call))[5..]).unwrap();
+    let batch = v1::ReportBatchRequest { requests: vec![one] }.encode_to_vec();
+    let message: Bytes = framed(u32::try_from(batch.len()).unwrap(), &batch).into();
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut connection = Connection::open(&served).await;
+        for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+            let (mut sender, response) = connection.ask("ReportBatch").await;
+            sender.send_data(message.clone(), false).unwrap();
+            held.push((sender, response));
+        }
+    }
+    for round in 0..100 {
+        served.others_go_on(&format!("beside-{round}"), 20).await;
+    }
+    let bound = edge.receive + edge.receive_own + edge.unread * 3 / 2;
+    assert!(held.len() * MESSAGE_BYTES > 2 * bound, "without a bound on all it would be more");
+    // Each stream and connection takes something besides.
+    let most = served.resident_bytes_most() - before;
+    assert!(most < (bound + bound / 8) as u64, "{most} bytes for {} requests", held.len());
 }
 
 #[tokio::test]
@@ -303,7 +335,7 @@ async fn what_is_on_its_way_to_trainers_that_do_not_read_is_bounded_over_all() {
     }
     // What each has for itself besides is small, but let there be some for the transport.
     let bound = MEMORY_BUDGET_BYTES as usize
-        + limits::TRAINERS_BYTES_OUTSTANDING_MAX
+        + limits::EdgeBytes::beside(MEMORY_BUDGET_BYTES).trainers
         + held.len() * 2 * limits::UNIT_MESSAGE_BYTES_MAX;
     let most = served.resident_bytes_most();
     assert!(held.len() * limits::TRAINER_BYTES_OUTSTANDING_MAX > bound, "without a bound on all it would be more");

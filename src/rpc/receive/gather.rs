@@ -51,6 +51,8 @@ pub(super) struct Gather {
     unread: Option<Reader>,
     /// Bytes that were handed on and may be in use still.
     in_use: usize,
+    /// Bytes that have come and have no room yet: until then they count as unread.
+    without_room: usize,
     clock: Clock,
     framing: Framing,
     /// Whole messages, one or several in each.
@@ -78,6 +80,7 @@ impl Gather {
             room_goes_to: None,
             unread,
             in_use: 0,
+            without_room: 0,
             clock,
             framing: Framing::default(),
             whole: VecDeque::new(),
@@ -108,7 +111,7 @@ impl Gather {
                     self.waiting = Some((rest, wanted));
                     break;
                 }
-                self.part.push(rest);
+                self.has_room(rest);
                 continue;
             }
             self.room.shrink(self.outstanding());
@@ -153,8 +156,8 @@ impl Gather {
         };
         // Whole messages count as unread while they are in use; what has room of its own does not.
         let in_use = ends.filter(|_| matches!(self.becomes, Whole::HandedOn)).map_or(0, |ends| ends.last);
-        self.taken(came - in_use);
         self.in_use = in_use;
+        self.without_room = came - in_use;
         if let Some(Ends { first, last }) = ends {
             let before = self.whole.len();
             self.patience = Patience::default();
@@ -175,10 +178,19 @@ impl Gather {
             return Ok(());
         }
         match self.room.grow(self.outstanding()) {
-            None => self.part.push(data),
+            None => self.has_room(data),
             Some(wanted) => self.waiting = Some((data, wanted)),
         }
         Ok(())
+    }
+
+    /// What came last has room, and this is the end of it.
+    fn has_room(&mut self, rest: Bytes) {
+        self.part.push(rest);
+        let bytes = std::mem::take(&mut self.without_room);
+        if let Some(unread) = self.unread.as_ref().filter(|_| bytes > 0) {
+            unread.taken(bytes);
+        }
     }
 
     /// So much has come and need not be counted as unread any more, nor what was in use.
@@ -191,7 +203,8 @@ impl Gather {
 
     /// Lets go of the body: what has come of it is read by nobody.
     fn let_go(&mut self) {
-        self.taken(0);
+        let without_room = std::mem::take(&mut self.without_room);
+        self.taken(without_room);
         if let Some(unread) = &self.unread {
             unread.drain(&mut self.body);
         }

@@ -69,8 +69,9 @@ pub(super) struct Receive<S> {
 }
 
 impl ReceiveLayer {
-    pub(super) fn new(clock: Clock) -> Self {
-        Self { all: Arc::new(Semaphore::new(limits::RECEIVE_BYTES_MAX)), clock }
+    /// With room for so much, over all connections.
+    pub(super) fn new(bytes: usize, clock: Clock) -> Self {
+        Self { all: Arc::new(Semaphore::new(bytes)), clock }
     }
 
     fn gather(&self, request: &Request<Body>, body: Body) -> Gather {

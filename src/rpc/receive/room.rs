@@ -13,21 +13,23 @@ pub(in crate::rpc) struct ConnectionRoom {
     /// Beyond its own part: from here, and from the budget of all.
     budget: Arc<Semaphore>,
     own_used: AtomicUsize,
+    /// What connections have for themselves, all together.
+    all_own_bytes: usize,
     /// How many connections there are.
     connections: Arc<AtomicUsize>,
 }
 
 impl ConnectionRoom {
-    pub(in crate::rpc) fn new(connections: Arc<AtomicUsize>) -> Self {
+    pub(in crate::rpc) fn new(all_own_bytes: usize, connections: Arc<AtomicUsize>) -> Self {
         connections.fetch_add(1, Ordering::Relaxed);
         let budget = Arc::new(Semaphore::new(limits::RECEIVE_CONNECTION_BYTES_MAX));
-        Self { budget, own_used: AtomicUsize::new(0), connections }
+        Self { budget, own_used: AtomicUsize::new(0), all_own_bytes, connections }
     }
 
     /// What this connection has for itself: the fewer there are, the more.
     fn own_bytes(&self) -> usize {
         let connections = self.connections.load(Ordering::Relaxed).max(1);
-        (limits::RECEIVE_OWN_BYTES_MAX / connections).min(limits::RECEIVE_CONNECTION_OWN_BYTES_MAX)
+        (self.all_own_bytes / connections).min(limits::RECEIVE_CONNECTION_OWN_BYTES_MAX)
     }
 
     /// Takes as much of so many bytes as there is.

@@ -48,7 +48,7 @@ struct Stream {
 
 /// A connection of its own, besides as many others.
 fn connection(others: usize) -> Arc<ConnectionRoom> {
-    Arc::new(ConnectionRoom::new(Arc::new(AtomicUsize::new(others))))
+    Arc::new(ConnectionRoom::new(ALL_OWN, Arc::new(AtomicUsize::new(others))))
 }
 
 impl Stream {
@@ -91,6 +91,7 @@ pub(super) fn message(claimed: u32, sent: usize) -> Vec<u8> {
 const NONE: &Shape = &Shape(&[]);
 
 const OWN: usize = limits::RECEIVE_CONNECTION_OWN_BYTES_MAX;
+const ALL_OWN: usize = 64 << 20;
 
 #[test]
 fn whole_messages_come_out_however_they_were_cut() {
@@ -139,7 +140,7 @@ fn stream_fits(connection: &Arc<ConnectionRoom>, budget: &Arc<Semaphore>, clock:
 fn the_more_connections_there_are_the_less_each_has_for_itself() {
     let (budget, clock) = (Arc::new(Semaphore::new(1 << 20)), Clock::manual());
     let connection = connection(limits::GRPC_CONNECTIONS_MAX - 1);
-    let own = limits::RECEIVE_OWN_BYTES_MAX / limits::GRPC_CONNECTIONS_MAX;
+    let own = ALL_OWN / limits::GRPC_CONNECTIONS_MAX;
     let mut stream = Stream::new(&budget, &connection, &clock);
     assert!(stream.send(message(10_000_000, own)).is_none());
     assert_eq!(budget.available_permits(), (1 << 20) - 5);
