@@ -109,6 +109,8 @@ reasons! {
     AgentStartConflict = AlreadyExists "agent_start_conflict",
     /// The agent ended otherwise.
     AgentEndConflict = AlreadyExists "agent_end_conflict",
+    /// A second, other value of a credit.
+    CreditConflict = AlreadyExists "credit_conflict",
     /// The rollout takes no more calls.
     RolloutSealed = FailedPrecondition "rollout_sealed",
     /// The rollout's rows are made.

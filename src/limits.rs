@@ -22,6 +22,8 @@ pub const ROLLOUT_CALLS_MAX: usize = 100_000;
 pub const ROLLOUT_AGENTS_MAX: usize = 10_000;
 /// Most starts and ends of the agents of a rollout.
 pub const ROLLOUT_AGENT_FACTS_MAX: usize = 4 * ROLLOUT_AGENTS_MAX;
+/// Most calls and agents of a rollout that have credits.
+pub const ROLLOUT_CREDITS_MAX: usize = ROLLOUT_CALLS_MAX + ROLLOUT_AGENTS_MAX;
 /// Most distinct small names (policies, models, kinds, finish reasons) in a rollout.
 pub const ROLLOUT_NAMES_MAX: usize = 10_000;
 /// Most spans of policy versions in a call.
@@ -35,6 +37,8 @@ pub const ROLLOUT_REFUSED_CALLS_MAX: usize = 64;
 
 /// Most policies that a run lists as trained.
 pub const RUN_TRAINED_POLICIES_MAX: usize = 1024;
+/// Most kinds of calls that a run lists as not trained.
+pub const RUN_UNTRAINED_KINDS_MAX: usize = 64;
 /// Longest time that a setting may name.
 pub const DURATION_MS_MAX: u64 = 10 * 365 * 24 * 60 * 60 * 1000;
 /// Calls and agents that one answer to a seal lists of each kind; it counts them all.

@@ -56,6 +56,8 @@ struct SpanJson<'row> {
     trained: bool,
     has_logprobs: bool,
     advantage: Option<f64>,
+    process_reward: Option<f64>,
+    advantage_scale: Option<f64>,
 }
 
 /// The row as JSON, without a line's end. The versions of a span are triples of start, end and version.
@@ -111,6 +113,8 @@ fn span_json(span: &Span) -> SpanJson<'_> {
         trained: span.trained,
         has_logprobs: span.has_logprobs,
         advantage: span.advantage,
+        process_reward: span.process_reward,
+        advantage_scale: span.advantage_scale,
     }
 }
 

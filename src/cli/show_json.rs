@@ -42,6 +42,7 @@ fn summary(summary: &RolloutSummary) -> Value {
         "settings_version": summary.settings_version, "incomplete": summary.incomplete,
         "conflicted": summary.conflicted, "refused_requests": summary.refused_requests,
         "resident_bytes": summary.resident_bytes, "drifted_calls": summary.drifted_calls,
+        "credits": summary.credits, "unused_credits": summary.unused_credits,
         "next_deadline_seconds": summary.next_deadline.map(|deadline| deadline.seconds),
     })
 }
@@ -62,6 +63,8 @@ fn call(call: &CallSummary) -> Value {
         "base": call.base.as_ref().map(|base| json!({"call": base.call_id, "length_tokens": base.length_tokens})),
         "train": call.train, "has_logprobs": call.has_logprobs, "finish_reason": call.finish_reason,
         "fate": word(call.fate().as_str_name(), "CALL_FATE_"), "owner_leaf": optional(&call.owner_leaf_call_id),
+        "credited_train": call.credited_train, "process_reward": call.process_reward,
+        "advantage_scale": call.advantage_scale,
         "missing_state": (call.missing_state != 0)
             .then(|| word(call.missing_state().as_str_name(), "MISSING_CALL_STATE_")),
     })

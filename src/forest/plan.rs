@@ -77,6 +77,8 @@ pub struct PolicyPlan {
 pub struct PlanInput<'a> {
     /// The kept calls that generated something and have their ids.
     pub kept: &'a CallSet,
+    /// The calls that may train, if their policy does.
+    pub may_train: &'a CallSet,
     /// Their links.
     pub links: &'a Links,
     /// Who owns shared calls.
@@ -91,7 +93,7 @@ impl Forest {
     pub fn plan(&self, policy: &Name, input: PlanInput<'_>) -> PolicyPlan {
         let too_long =
             |call: CallIndex| input.max_row_tokens.is_some_and(|limit| self.call(call).full_length() > limit as usize);
-        let candidate = |call: &CallIndex| self.call(*call).may_train() && self.policy(*call) == policy;
+        let candidate = |call: &CallIndex| input.may_train.contains(*call) && self.policy(*call) == policy;
         let mut trained = CallSet::new();
         input.kept.iter().filter(candidate).filter(|call| !too_long(*call)).for_each(|call| trained.insert(call));
 

@@ -156,7 +156,13 @@ fn a_token_without_a_log_probability_is_context() {
     accept(&mut forest, &call);
     let kept = everything(&forest);
     let links = forest.links(&kept);
-    let input = PlanInput { kept: &kept, links: &links, owner: SharedCallOwner::RootAgent, max_row_tokens: None };
+    let input = PlanInput {
+        kept: &kept,
+        may_train: &kept,
+        links: &links,
+        owner: SharedCallOwner::RootAgent,
+        max_row_tokens: None,
+    };
     let plan = forest.plan(&name("main"), input);
     let row = forest.row(&plan, &plan.rows[0], &links);
     assert_eq!((row.loss_mask, row.logprobs), (vec![0, 0, 1], vec![0.0, 0.0, -1.0]));

@@ -84,10 +84,11 @@ impl OpenRollout {
                 }
                 self.facts.agents.apply_end(&mut self.facts.forest, end);
             }
-            RolloutRecord::Finish(seal, reward) => {
+            RolloutRecord::Finish(seal, reward, credits) => {
                 if let Some(lists) = seal.as_ref().and_then(|seal| seal.kept.as_ref()) {
                     facts.agents.apply_lists(&mut facts.forest, lists);
                 }
+                facts.apply_credits(credits);
                 let sealed = seal.is_some();
                 facts.seal = seal.or_else(|| facts.seal.take());
                 facts.reward = reward.or_else(|| facts.reward.take());
@@ -96,6 +97,7 @@ impl OpenRollout {
                 }
                 self.awaited = None;
             }
+            RolloutRecord::Credit(credit) => facts.apply_credits(vec![credit]),
             RolloutRecord::Discard { reason, disposition, by } => return Some(Discarded { reason, disposition, by }),
             RolloutRecord::Conflict(call) => facts.mark_conflict(call),
             RolloutRecord::Decision(Decision::IdleTimeout) => return Some(by_rule("idle_timeout")),
@@ -178,7 +180,7 @@ impl OpenRollout {
         let incomplete = self.facts.without_missing
             && (status::missing_expected_calls(&self.facts) > 0
                 || Awaited::new(&self.facts).missing(&self.facts).iter().any(|(_, cause)| cause.is_kept()));
-        let kept = self.facts.kept();
+        let (kept, may_train) = (self.facts.kept(), self.facts.may_train());
         let links = self.facts.forest.links(&kept);
         if !links.broken.is_empty() && settings.broken_link == BrokenLinkRule::Discard {
             return Err(by_rule("broken_link"));
@@ -189,7 +191,7 @@ impl OpenRollout {
             return Err(by_rule("internal"));
         };
         let facts = std::mem::replace(&mut self.facts, empty.facts);
-        Ok(FinalisedRollout { facts, kept, links, incomplete, findings: OnceLock::new() })
+        Ok(FinalisedRollout { facts, kept, may_train, links, incomplete, findings: OnceLock::new() })
     }
 }
 

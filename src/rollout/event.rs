@@ -9,6 +9,7 @@ use crate::forest::link::Verdict;
 use crate::ids::{AgentId, CallId, GroupId, Name};
 
 use super::FinalisedRollout;
+use super::credits::Credit;
 
 /// Facts about the whole rollout, given when it is opened or later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,10 +136,12 @@ pub enum Event {
     AgentEnd(AgentEnd),
     /// No more calls.
     Seal(Seal),
-    /// The reward.
-    Reward(Reward),
-    /// Seal and reward at once.
-    Finish(Seal, Reward),
+    /// The reward, and credits that come with it.
+    Reward(Reward, Vec<Credit>),
+    /// Seal and reward at once, and credits that come with them.
+    Finish(Seal, Reward, Vec<Credit>),
+    /// What a call or an agent deserves.
+    Credit(Credit),
     /// It is alive.
     Heartbeat,
     /// It is to be thrown away.
@@ -198,8 +201,10 @@ pub enum RolloutRecord {
     AgentStart(AgentStart),
     /// An agent's end.
     AgentEnd(AgentEnd),
-    /// A seal, a reward, or both.
-    Finish(Option<Seal>, Option<Reward>),
+    /// A seal, a reward, or both, with the credits that came with the reward.
+    Finish(Option<Seal>, Option<Reward>, Vec<Credit>),
+    /// What a call or an agent deserves; only what is new.
+    Credit(Credit),
     /// It was discarded by its harness or by hand.
     Discard {
         /// Why.

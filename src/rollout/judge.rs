@@ -9,6 +9,7 @@ use crate::ids::{AgentId, CallId, Name};
 use crate::limits;
 
 use super::agents::{Merged, check_parent, same_set};
+use super::credits::Credit;
 use super::event::{AgentEnd, AgentStart, Event, Open, Reward, RolloutRecord, Seal};
 use super::settings::NonfiniteLogprobsRule;
 use super::{Facts, Rollout};
@@ -39,9 +40,12 @@ impl Rollout {
                 facts.judge_start(&start).map(|merged| merged_to(merged, RolloutRecord::AgentStart))
             }
             Event::AgentEnd(end) => facts.judge_end(&end).map(|merged| merged_to(merged, RolloutRecord::AgentEnd)),
-            Event::Seal(seal) => facts.judge_finish(Some(&seal), None, ""),
-            Event::Reward(reward) => facts.judge_finish(None, Some(&reward), ""),
-            Event::Finish(seal, reward) => facts.judge_finish(Some(&seal), Some(&reward), "finish."),
+            Event::Seal(seal) => facts.judge_finish(Some(&seal), None, &[], ""),
+            Event::Reward(reward, credits) => facts.judge_finish(None, Some(&reward), &credits, ""),
+            Event::Finish(seal, reward, credits) => facts.judge_finish(Some(&seal), Some(&reward), &credits, "finish."),
+            Event::Credit(credit) => facts
+                .judge_credits(std::slice::from_ref(&credit), |_| "credit".to_owned())
+                .map(|mut new| new.pop().map(RolloutRecord::Credit)),
             Event::Discard { reason, disposition, by } => Ok(Some(RolloutRecord::Discard { reason, disposition, by })),
         };
         match judged {
@@ -140,7 +144,8 @@ impl Facts {
                 }
             }
             None => {
-                let trains = facts.train && self.settings.trains(&facts.policy) && !facts.generation.is_empty();
+                let trains =
+                    self.would_train(facts) && self.settings.trains(&facts.policy) && !facts.generation.is_empty();
                 if trains && self.settings.require_logprobs {
                     let message =
                         "a call that trains must have log-probabilities (or the run's require_logprobs = false)";
@@ -261,16 +266,19 @@ impl Facts {
         Ok(if merged == Open::default() { Merged::Same } else { Merged::New(merged) })
     }
 
-    /// A seal, a reward, or both: the record of what is new, or none. `path` stands before the fields' names.
+    /// A seal, a reward with its credits, or both: the record of what is new, or none. `path` stands before the fields' names.
     fn judge_finish(
         &self,
         seal: Option<&Seal>,
         reward: Option<&Reward>,
+        credits: &[Credit],
         path: &str,
     ) -> Result<Option<RolloutRecord>, Refusal> {
         let seal = seal.map(|seal| self.judge_seal(seal, path)).transpose()?.flatten();
         let reward = reward.map(|reward| self.judge_reward(reward, path)).transpose()?.flatten();
-        Ok((seal.is_some() || reward.is_some()).then_some(RolloutRecord::Finish(seal, reward)))
+        let credits = self.judge_credits(credits, |at| format!("{path}reward.credits[{at}]"))?;
+        let is_new = seal.is_some() || reward.is_some() || !credits.is_empty();
+        Ok(is_new.then_some(RolloutRecord::Finish(seal, reward, credits)))
     }
 
     fn judge_seal(&self, new: &Seal, path: &str) -> Result<Option<Seal>, Refusal> {

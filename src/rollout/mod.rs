@@ -13,6 +13,7 @@
 pub mod agents;
 mod apply;
 pub mod awaited;
+pub mod credits;
 pub mod drift;
 pub mod event;
 mod evict;
@@ -37,6 +38,7 @@ use crate::limits;
 
 use agents::AgentBook;
 use awaited::Awaited;
+use credits::CreditBook;
 use event::{Decision, Reward, Seal};
 use findings::Findings;
 use settings::RolloutSettings;
@@ -63,6 +65,8 @@ pub struct Facts {
     pub seal: Option<Seal>,
     /// The reward, if it has come.
     pub reward: Option<Reward>,
+    /// Credits of calls and agents, if any have come.
+    credits: Option<Box<CreditBook>>,
     /// The first call that came twice with different content. It may still be found when all else stands.
     conflict: OnceLock<CallId>,
     /// Named parents that have not come count as broken.
@@ -138,6 +142,8 @@ pub struct OpenRollout {
 pub struct FinalisedRollout {
     facts: Facts,
     kept: CallSet,
+    /// The calls that may train, as credits, the calls themselves and the run's rules say.
+    may_train: CallSet,
     links: Links,
     incomplete: bool,
     /// What a seal that comes again finds.
@@ -167,12 +173,13 @@ impl Facts {
             })
             .collect();
         format!(
-            "{calls:?} {agents:?} {:?} {:?} {:?} {:?} {:?} {:?} {} {}",
+            "{calls:?} {agents:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {} {}",
             self.group,
             self.group_size,
             self.tags,
             self.seal,
             self.reward,
+            self.credits,
             self.conflict(),
             self.parents_given_up,
             self.without_missing
@@ -193,6 +200,7 @@ impl Rollout {
             tags: BTreeMap::new(),
             seal: None,
             reward: None,
+            credits: None,
             conflict: OnceLock::new(),
             parents_given_up: false,
             without_missing: false,
@@ -331,6 +339,12 @@ impl FinalisedRollout {
         &self.kept
     }
 
+    /// The calls that may train, if their policy does: see [`credits`].
+    #[must_use]
+    pub fn may_train(&self) -> &CallSet {
+        &self.may_train
+    }
+
     /// Their links.
     #[must_use]
     pub fn links(&self) -> &Links {
@@ -355,7 +369,8 @@ impl FinalisedRollout {
     #[must_use]
     pub fn plan(&self, policy: &Name, max_row_tokens: Option<u32>) -> PolicyPlan {
         let owner = self.facts.settings.shared_call_owner;
-        let input = PlanInput { kept: &self.kept, links: &self.links, owner, max_row_tokens };
+        let input =
+            PlanInput { kept: &self.kept, may_train: &self.may_train, links: &self.links, owner, max_row_tokens };
         self.facts.forest.plan(policy, input)
     }
 }

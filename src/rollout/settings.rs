@@ -43,6 +43,28 @@ pub enum NonfiniteLogprobsRule {
     Context,
 }
 
+/// Whether the calls of an agent train whose answer no other agent read, as far as is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnreadAnswersRule {
+    /// They do.
+    #[default]
+    Train,
+    /// They are context, unless a credit says otherwise.
+    Context,
+}
+
+/// What a row's loss is to be multiplied with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowWeight {
+    /// 1.
+    #[default]
+    One,
+    /// 1 / the rows of its rollout, for its policy.
+    RolloutRows,
+    /// The row's share of the trained tokens of its rollout, for its policy.
+    RolloutTokens,
+}
+
 /// A run's settings, as far as one rollout needs them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutSettings {
@@ -62,6 +84,12 @@ pub struct RolloutSettings {
     pub require_logprobs: bool,
     /// What becomes of log-probabilities that are not finite.
     pub nonfinite_logprobs: NonfiniteLogprobsRule,
+    /// Kinds of calls that do not train, unless a credit says so.
+    pub untrained_kinds: Vec<Name>,
+    /// Whether calls of agents train whose answer nobody read.
+    pub unread_answers: UnreadAnswersRule,
+    /// What a row's weight is.
+    pub row_weight: RowWeight,
     /// Every id must be below this, if given.
     pub vocabulary_limit: Option<u32>,
     /// An open rollout of which nothing is heard for so long is discarded.
@@ -87,6 +115,9 @@ impl RolloutSettings {
             missing_call: MissingCallRule::Discard,
             require_logprobs: true,
             nonfinite_logprobs: NonfiniteLogprobsRule::Refuse,
+            untrained_kinds: Vec::new(),
+            unread_answers: UnreadAnswersRule::Train,
+            row_weight: RowWeight::One,
             vocabulary_limit: None,
             idle_timeout_ms: 360 * MINUTE_MS,
             missing_call_timeout_ms: 10 * MINUTE_MS,

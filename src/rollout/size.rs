@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use crate::forest::size::{AGENT_BYTES, ID_BYTES};
 use crate::ids::{AgentId, CallId, Name};
 
+use super::credits::{Credit, CreditTarget};
 use super::event::{AgentEnd, AgentOrigin, AgentStart, Open, Reward, RolloutRecord, Seal};
 use super::{Facts, Rollout};
 
@@ -44,6 +45,7 @@ impl Facts {
             | RolloutRecord::AgentStart(_)
             | RolloutRecord::AgentEnd(_)
             | RolloutRecord::Finish(..)
+            | RolloutRecord::Credit(_)
             | RolloutRecord::Discard { .. }
             | RolloutRecord::Conflict(_)
             | RolloutRecord::Decision(_) => 0,
@@ -51,10 +53,16 @@ impl Facts {
         call + self.other_bytes_of(record)
     }
 
-    /// Of these, what lists in a seal take that name calls and agents which have not come.
+    /// Of these, what lists in a seal and a reward take that name calls and agents which have not come.
     #[must_use]
     pub fn bytes_not_come(&self, record: &RolloutRecord) -> usize {
-        if let RolloutRecord::Finish(Some(seal), _) = record { self.of_seal(seal) } else { 0 }
+        let RolloutRecord::Finish(seal, _, credits) = record else { return 0 };
+        let has_come = |credit: &&Credit| match &credit.target {
+            CreditTarget::Call(call) => self.forest.find(call).is_some(),
+            CreditTarget::Agent(agent) => self.forest.find_agent(agent).is_some(),
+        };
+        let credits = credits.iter().filter(|credit| !has_come(credit)).map(of_credit);
+        seal.as_ref().map_or(0, |seal| self.of_seal(seal)) + credits.sum::<usize>()
     }
 
     /// Of these, what the forest does not count.
@@ -68,9 +76,12 @@ impl Facts {
                 let answers: usize = answers_read.iter().map(|agent| id_bytes(agent.as_str()) + ID_BYTES).sum();
                 of_agent(agent_id) + size_of::<AgentEnd>() + answers + self.of_list(kept.as_deref().unwrap_or_default())
             }
-            RolloutRecord::Finish(seal, reward) => {
-                seal.as_ref().map_or(0, |seal| self.of_seal(seal)) + reward.as_ref().map_or(0, of_reward)
+            RolloutRecord::Finish(seal, reward, credits) => {
+                seal.as_ref().map_or(0, |seal| self.of_seal(seal))
+                    + reward.as_ref().map_or(0, of_reward)
+                    + credits.iter().map(of_credit).sum::<usize>()
             }
+            RolloutRecord::Credit(credit) => of_credit(credit),
             // The mark of a conflict is one for each rollout.
             RolloutRecord::Conflict(_)
             | RolloutRecord::Group(_)
@@ -108,6 +119,14 @@ fn of_start(start: &AgentStart) -> usize {
 fn of_reward(Reward { components, .. }: &Reward) -> usize {
     let entries: &BTreeMap<Name, f64> = components;
     entries.keys().map(|name| ENTRY_BYTES + id_bytes(name.as_str())).sum()
+}
+
+fn of_credit(Credit { target, .. }: &Credit) -> usize {
+    ENTRY_BYTES
+        + match target {
+            CreditTarget::Call(call) => id_bytes(call.as_str()),
+            CreditTarget::Agent(agent) => id_bytes(agent.as_str()),
+        }
 }
 
 /// An agent that the forest may hear of by this.

@@ -84,7 +84,7 @@ fn agent_end(kept: &[&str]) -> Event {
 }
 
 fn reward() -> Event {
-    Event::Reward(Reward { value: 1.0, components: BTreeMap::new() })
+    Event::Reward(Reward { value: 1.0, components: BTreeMap::new() }, Vec::new())
 }
 
 /// What a seal finds in a large rollout is kept until something changes, and then found anew.

@@ -427,9 +427,18 @@ impl Live {
 /// What an event is to the memory of its rollout.
 fn growth(event: &Event, rollout: &Rollout) -> Growth {
     match event {
-        Event::Seal(_) | Event::Reward(_) | Event::Finish(..) | Event::Discard { .. } => Growth::Ends,
-        Event::Open(_) | Event::Call { .. } | Event::AgentStart(_) | Event::AgentEnd(_) | Event::Heartbeat => {
-            if rollout.facts().seal.is_some() { Growth::GoesOnSealed } else { Growth::GoesOn }
+        Event::Seal(_) | Event::Reward(..) | Event::Finish(..) | Event::Discard { .. } => Growth::Ends,
+        Event::Open(_)
+        | Event::Call { .. }
+        | Event::AgentStart(_)
+        | Event::AgentEnd(_)
+        | Event::Credit(_)
+        | Event::Heartbeat => {
+            if rollout.facts().seal.is_some() {
+                Growth::GoesOnSealed
+            } else {
+                Growth::GoesOn
+            }
         }
     }
 }

@@ -79,7 +79,13 @@ fn through(calls: &[NewCall]) -> Forest {
     let mut kept = CallSet::new();
     forest.calls().for_each(|(call, _)| kept.insert(call));
     let links = forest.links(&kept);
-    let input = PlanInput { kept: &kept, links: &links, owner: SharedCallOwner::RootAgent, max_row_tokens: None };
+    let input = PlanInput {
+        kept: &kept,
+        may_train: &kept,
+        links: &links,
+        owner: SharedCallOwner::RootAgent,
+        max_row_tokens: None,
+    };
     let policies = forest.policies(&kept);
     policies.iter().for_each(|policy| drop(black_box(forest.plan(policy, input))));
     forest

@@ -10,7 +10,7 @@ use hedgerow::proto::v1::{self, AgentStatus, DiscardDisposition};
 use crate::case::{Case, Link, Settings};
 use crate::feed::{Form, Mention};
 use crate::stories::{interleave, stories, stretch};
-use crate::{service, wire};
+use crate::{credit, service, wire};
 
 /// Workers of a batch.
 pub(crate) const WORKERS: usize = 3;
@@ -163,7 +163,11 @@ fn ends(rollout: &Rollout) -> Vec<Event> {
     }
     let expected_calls = Some(rollout.case.calls.len() as u64);
     let seal = v1::Seal { kept: wire::kept(&rollout.case), expected_calls };
-    let reward = service::reward(rollout.reward);
+    // Some are told before the reward, the others with it.
+    let mut credits = credit::credits(&rollout.case);
+    let with_it = credits.split_off(credits.len() / 2);
+    ends.extend(credits.into_iter().map(Event::Credit));
+    let reward = v1::Reward { credits: with_it, ..service::reward(rollout.reward) };
     match rollout.case.calls.len() % 3 {
         0 => ends.push(Event::Finish(v1::Finish { seal: Some(seal), reward: Some(reward) })),
         1 => ends.extend([Event::Reward(reward), Event::Seal(seal)]),

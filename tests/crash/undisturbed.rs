@@ -92,6 +92,7 @@ fn prints(units: &[Unit]) -> BTreeMap<String, Print> {
 fn compare(unit: &Unit, expected: &BTreeMap<&str, (&Rollout, Vec<crate::case::Row>)>) -> Result<(), String> {
     let id = unit.rows.first().map(|row| row.header.rollout_id.as_str()).unwrap_or_default();
     let (rollout, expected) = expected.get(id).ok_or_else(|| format!("rollout {id} should have no rows"))?;
+    unit.rows.iter().try_for_each(|row| crate::credit::check(&rollout.case, row))?;
     // The model knows nothing of attempts.
     let attempt = format!("/{}/", rollout.attempt);
     let rows = unit

@@ -9,6 +9,7 @@ mod served;
 mod service;
 
 mod bad_input;
+mod credit;
 mod crowds;
 mod disk;
 mod drain;

@@ -126,7 +126,9 @@ pub(crate) fn hear(forest: &mut Forest, case: &Case, kept_ids: &Answer) -> Heard
         case::SharedCallOwner::FirstLeaf => SharedCallOwner::FirstLeaf,
     };
     let max_row_tokens = case.settings.max_row_tokens.map(narrow);
-    let input = PlanInput { kept: &kept, links: &links, owner, max_row_tokens };
+    let mut may_train = CallSet::new();
+    forest.calls().filter(|(_, call)| call.may_train()).for_each(|(call, _)| may_train.insert(call));
+    let input = PlanInput { kept: &kept, may_train: &may_train, links: &links, owner, max_row_tokens };
     let plans: Vec<PolicyPlan> = policies.iter().map(|policy| forest.plan(policy, input)).collect();
     let rows = plans.iter().flat_map(|plan| rows_of(forest, plan, &links)).collect();
     let id = |call: CallIndex| id_of(forest, call);

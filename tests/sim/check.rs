@@ -165,6 +165,7 @@ fn rows(world: &World, standing: &Standing, group: &ConsumerGroup, applied: &App
     }
     let answer = standing.accepted.answer(&group.settings).map_err(|refusal| format!("the model says {refusal:?}"))?;
     for row in &mut found {
+        crate::credit::check(&planned.case, row)?;
         let header = &mut row.header;
         if (header.attempt, header.incomplete) != (standing.attempt, standing.accepted.misses_calls) {
             return Err(format!("attempt {}, incomplete {}", header.attempt, header.incomplete));

@@ -9,6 +9,8 @@
 
 #[path = "../support/case.rs"]
 mod case;
+#[path = "../support/credit.rs"]
+mod credit;
 #[expect(dead_code, reason = "only how a call is mentioned is used")]
 #[path = "../model/feed.rs"]
 mod feed;

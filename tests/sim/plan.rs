@@ -273,7 +273,8 @@ fn message(plan: &Plan, rollout: &Rollout, what: &What) -> Message {
                 };
                 v1::Seal { kept: kept.as_ref().map(lists), expected_calls: *expected_calls }
             });
-            let reward = reward.then(|| crate::service::reward(rollout.reward));
+            let credits = || crate::credit::credits(&rollout.case);
+            let reward = reward.then(|| v1::Reward { credits: credits(), ..crate::service::reward(rollout.reward) });
             match (seal, reward) {
                 (Some(seal), None) => Message::Seal(seal),
                 (None, Some(reward)) => Message::Reward(reward),

@@ -100,6 +100,7 @@ pub(crate) fn rows(world: &World, rollout: usize, attempt: u32, accepted: &Accep
         return Err(format!("{} was seen, and attempt {attempt} is finalised", other.row_id));
     }
     for row in &mut found {
+        crate::credit::check(&planned.case, row)?;
         row.header.incomplete = false;
         row.row_id = row.row_id.replacen(&format!("/{attempt}/"), "/0/", 1);
     }

@@ -6,7 +6,9 @@ use crate::log::RetiredFor;
 use crate::queue::{DropReason, UnitKind};
 use crate::rollout::event::{AgentStatus, Decision, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{StartPosition, Unit};
-use crate::rollout::settings::{AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule};
+use crate::rollout::settings::{
+    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RowWeight, UnreadAnswersRule,
+};
 
 use super::Fault;
 
@@ -73,6 +75,8 @@ codes! {
     AgentsWithoutListRule { 1 = Drop, 2 = Keep }
     MissingCallRule { 1 = Discard, 2 = Finalise }
     NonfiniteLogprobsRule { 1 = Refuse, 2 = Context }
+    UnreadAnswersRule { 1 = Train, 2 = Context }
+    RowWeight { 1 = One, 2 = RolloutRows, 3 = RolloutTokens }
     Unit { 1 = Row, 2 = Rollout }
     StartPosition { 1 = Earliest, 2 = Latest }
     UnitKind { 1 = Row, 2 = Rollout }

@@ -35,6 +35,9 @@ pub(super) struct CopyBeginsMessage {
     given_to: Vec<CopiedUnitsMessage>,
     #[prost(uint64, optional, tag = "10")]
     finalised: Option<u64>,
+    /// Instead of `settings`, where they say what a build that does not know it must not pass over.
+    #[prost(message, optional, tag = "11")]
+    later_settings: Option<RolloutSettingsMessage>,
 }
 
 #[derive(Message)]
@@ -69,13 +72,15 @@ struct DroppedUnitMessage {
 impl CopyBeginsMessage {
     pub(super) fn of(begins: &CopyBegins) -> Self {
         let CopyBegins { reference, settings_version, settings, opened_unix_ms, records, given_to, finalised } = begins;
+        let (settings, later_settings) = RolloutSettingsMessage::by_age(settings);
         Self {
             run: reference.run.to_string(),
             rollout: reference.rollout.to_string(),
             attempt: reference.attempt,
             group: reference.group.as_ref().map(GroupId::to_string),
             settings_version: *settings_version,
-            settings: Some(RolloutSettingsMessage::of(settings)),
+            settings,
+            later_settings,
             opened_unix_ms: *opened_unix_ms,
             records: *records,
             given_to: given_to.iter().map(CopiedUnitsMessage::of).collect(),
@@ -93,7 +98,7 @@ impl CopyBeginsMessage {
         Ok(Record::RolloutCopyBegins(Box::new(CopyBegins {
             reference,
             settings_version: self.settings_version,
-            settings: Arc::new(present("settings", self.settings)?.into_settings()?),
+            settings: Arc::new(present("settings", self.settings.or(self.later_settings))?.into_settings()?),
             opened_unix_ms: self.opened_unix_ms,
             records: self.records,
             given_to: self.given_to.into_iter().map(CopiedUnitsMessage::into_units).collect::<Result<_, _>>()?,

@@ -3,6 +3,7 @@
 use prost::{Message, Oneof};
 
 use crate::ids::{AgentId, CallId, GroupId, Name, RolloutId, RunId};
+use crate::rollout::credits::{Credit, CreditTarget, CreditValues};
 use crate::rollout::event::{AgentEnd, AgentOrigin, AgentStart, Open, Reward, RolloutRecord, Seal};
 
 use super::Fault;
@@ -18,7 +19,7 @@ pub(super) struct RolloutMessage<'a> {
     rollout: String,
     #[prost(uint32, tag = "3")]
     attempt: u32,
-    #[prost(oneof = "Happening", tags = "4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(oneof = "Happening", tags = "4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     record: Option<Happening<'a>>,
 }
 
@@ -45,6 +46,11 @@ enum Happening<'a> {
     Conflict(String),
     #[prost(uint32, tag = "13")]
     Decision(u32),
+    #[prost(message, tag = "14")]
+    Credit(CreditMessage),
+    /// As [`Happening::Finish`], with credits: a build that does not know these must not pass over them.
+    #[prost(message, tag = "15")]
+    FinishWithCredits(FinishMessage),
 }
 
 #[derive(Message)]
@@ -119,6 +125,23 @@ struct FinishMessage {
     seal: Option<SealMessage>,
     #[prost(message, optional, tag = "2")]
     reward: Option<RewardMessage>,
+    #[prost(message, repeated, tag = "3")]
+    credits: Vec<CreditMessage>,
+}
+
+/// For a call or an agent: the other one is empty.
+#[derive(Message)]
+struct CreditMessage {
+    #[prost(string, optional, tag = "1")]
+    call: Option<String>,
+    #[prost(string, optional, tag = "2")]
+    agent_id: Option<String>,
+    #[prost(bool, optional, tag = "3")]
+    train: Option<bool>,
+    #[prost(fixed64, optional, tag = "4")]
+    reward_bits: Option<u64>,
+    #[prost(fixed64, optional, tag = "5")]
+    advantage_scale_bits: Option<u64>,
 }
 
 #[derive(Message)]
@@ -198,10 +221,15 @@ impl<'a> Happening<'a> {
             }),
             RolloutRecord::AgentStart(start) => Self::AgentStart(Box::new(AgentStartMessage::of(start))),
             RolloutRecord::AgentEnd(end) => Self::AgentEnd(AgentEndMessage::of(end)),
-            RolloutRecord::Finish(seal, reward) => Self::Finish(FinishMessage {
-                seal: seal.as_ref().map(SealMessage::of),
-                reward: reward.as_ref().map(RewardMessage::of),
-            }),
+            RolloutRecord::Finish(seal, reward, credits) => {
+                let form = if credits.is_empty() { Self::Finish } else { Self::FinishWithCredits };
+                form(FinishMessage {
+                    seal: seal.as_ref().map(SealMessage::of),
+                    reward: reward.as_ref().map(RewardMessage::of),
+                    credits: credits.iter().map(CreditMessage::of).collect(),
+                })
+            }
+            RolloutRecord::Credit(credit) => Self::Credit(CreditMessage::of(credit)),
             RolloutRecord::Discard { reason, disposition, by } => {
                 Self::Discard(DiscardMessage { reason: reason.clone(), disposition: disposition.code(), by: by.code() })
             }
@@ -222,10 +250,12 @@ impl<'a> Happening<'a> {
             },
             Self::AgentStart(start) => RolloutRecord::AgentStart(start.into_start()?),
             Self::AgentEnd(end) => RolloutRecord::AgentEnd(end.into_end()?),
-            Self::Finish(finish) => RolloutRecord::Finish(
+            Self::Finish(finish) | Self::FinishWithCredits(finish) => RolloutRecord::Finish(
                 finish.seal.map(SealMessage::into_seal).transpose()?,
                 finish.reward.map(RewardMessage::into_reward).transpose()?,
+                finish.credits.into_iter().map(CreditMessage::into_credit).collect::<Result<_, _>>()?,
             ),
+            Self::Credit(credit) => RolloutRecord::Credit(credit.into_credit()?),
             Self::Discard(discard) => RolloutRecord::Discard {
                 reason: discard.reason,
                 disposition: coded("disposition", discard.disposition)?,
@@ -332,6 +362,34 @@ impl SealMessage {
         };
         let kept = self.kept.map(|kept| map("kept", kept.agents.into_iter().map(of_agent))).transpose()?;
         Ok(Seal { kept, expected_calls: self.expected_calls })
+    }
+}
+
+impl CreditMessage {
+    fn of(credit: &Credit) -> Self {
+        let Credit { target, values: CreditValues { train, reward, advantage_scale } } = credit;
+        let (call, agent_id) = match target {
+            CreditTarget::Call(call) => (Some(call.to_string()), None),
+            CreditTarget::Agent(agent) => (None, Some(agent.to_string())),
+        };
+        let bits = |value: &Option<f64>| value.map(f64::to_bits);
+        let (reward_bits, advantage_scale_bits) = (bits(reward), bits(advantage_scale));
+        Self { call, agent_id, train: *train, reward_bits, advantage_scale_bits }
+    }
+
+    fn into_credit(self) -> Result<Credit, Fault> {
+        let target = match (&self.call, &self.agent_id) {
+            (Some(call), None) => CreditTarget::Call(identifier("credit.call", call, CallId::parse)?),
+            (None, Some(agent)) => CreditTarget::Agent(identifier("credit.agent_id", agent, AgentId::parse)?),
+            (None, None) => return Err(Fault::Missing("credit.call")),
+            (Some(_), Some(_)) => return Err(Fault::Contradiction("credit.agent_id")),
+        };
+        let values = CreditValues {
+            train: self.train,
+            reward: self.reward_bits.map(f64::from_bits),
+            advantage_scale: self.advantage_scale_bits.map(f64::from_bits),
+        };
+        Ok(Credit { target, values })
     }
 }
 

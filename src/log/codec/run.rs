@@ -9,7 +9,7 @@ use crate::log::Record;
 use crate::rollout::run_settings::{
     CONSUMER_GROUP_IDLE_EXPIRY_MS, ConsumerGroupSettings, RunSettings, UNCLAIMED_RETENTION_MS,
 };
-use crate::rollout::settings::RolloutSettings;
+use crate::rollout::settings::{RolloutSettings, RowWeight, UnreadAnswersRule};
 
 use super::Fault;
 use super::codes::{Coded, coded};
@@ -23,6 +23,9 @@ pub(super) struct RunMessage {
     settings_version: u64,
     #[prost(message, optional, tag = "3")]
     settings: Option<RunSettingsMessage>,
+    /// Instead of the above, where they say what a build that does not know it must not pass over.
+    #[prost(message, optional, tag = "4")]
+    later_settings: Option<RunSettingsMessage>,
 }
 
 #[derive(Message)]
@@ -91,11 +94,23 @@ pub(super) struct RolloutSettingsMessage {
     missing_call_timeout_ms: u64,
     #[prost(uint64, tag = "12")]
     missing_parent_timeout_ms: u64,
+    #[prost(string, repeated, tag = "13")]
+    untrained_kinds: Vec<String>,
+    // Absent: the default.
+    #[prost(uint32, optional, tag = "14")]
+    unread_answers: Option<u32>,
+    #[prost(uint32, optional, tag = "15")]
+    row_weight: Option<u32>,
 }
 
 impl RunMessage {
     pub(super) fn of(run: &RunId, settings_version: u64, settings: &RunSettings) -> Self {
-        Self { run: run.to_string(), settings_version, settings: Some(RunSettingsMessage::of(settings)) }
+        let (run, message) = (run.to_string(), Some(RunSettingsMessage::of(settings)));
+        if says_more_than_version_1(&settings.rollout) {
+            Self { run, settings_version, settings: None, later_settings: message }
+        } else {
+            Self { run, settings_version, settings: message, later_settings: None }
+        }
     }
 
     pub(super) fn into_record(self) -> Result<Record, Fault> {
@@ -106,7 +121,11 @@ impl RunMessage {
     /// The run, which settings these are, and the settings.
     pub(super) fn into_parts(self) -> Result<(RunId, u64, Arc<RunSettings>), Fault> {
         let run = identifier("run", &self.run, RunId::parse)?;
-        Ok((run, self.settings_version, Arc::new(present("settings", self.settings)?.into_settings()?)))
+        Ok((
+            run,
+            self.settings_version,
+            Arc::new(present("settings", self.settings.or(self.later_settings))?.into_settings()?),
+        ))
     }
 }
 
@@ -165,6 +184,21 @@ impl RunSettingsMessage {
     }
 }
 
+/// Whether builds that know version 1 alone would do something else with such settings.
+fn says_more_than_version_1(settings: &RolloutSettings) -> bool {
+    let RolloutSettings { untrained_kinds, unread_answers, row_weight, .. } = settings;
+    let defaults = (UnreadAnswersRule::default(), RowWeight::default());
+    !untrained_kinds.is_empty() || (*unread_answers, *row_weight) != defaults
+}
+
+fn code_unless_default<T: Coded + Copy + Default + PartialEq>(value: T) -> Option<u32> {
+    (value != T::default()).then(|| value.code())
+}
+
+fn coded_or_default<T: Coded + Default>(field: &'static str, code: Option<u32>) -> Result<T, Fault> {
+    code.map_or_else(|| Ok(T::default()), |code| coded(field, code))
+}
+
 fn other_than(value: u64, default: u64) -> Option<u64> {
     (value != default).then_some(value)
 }
@@ -195,7 +229,13 @@ impl ConsumerGroupSettingsMessage {
 }
 
 impl RolloutSettingsMessage {
-    pub(super) fn of(settings: &RolloutSettings) -> Self {
+    /// The message, as the first where builds of version 1 may read it, and else as the second.
+    pub(super) fn by_age(settings: &RolloutSettings) -> (Option<Self>, Option<Self>) {
+        let message = Some(Self::of(settings));
+        if says_more_than_version_1(settings) { (None, message) } else { (message, None) }
+    }
+
+    fn of(settings: &RolloutSettings) -> Self {
         let RolloutSettings {
             trained_policies,
             default_policy,
@@ -209,6 +249,9 @@ impl RolloutSettingsMessage {
             idle_timeout_ms,
             missing_call_timeout_ms,
             missing_parent_timeout_ms,
+            untrained_kinds,
+            unread_answers,
+            row_weight,
         } = settings;
         Self {
             trained_policies: texts(trained_policies),
@@ -223,6 +266,9 @@ impl RolloutSettingsMessage {
             idle_timeout_ms: *idle_timeout_ms,
             missing_call_timeout_ms: *missing_call_timeout_ms,
             missing_parent_timeout_ms: *missing_parent_timeout_ms,
+            untrained_kinds: texts(untrained_kinds),
+            unread_answers: code_unless_default(*unread_answers),
+            row_weight: code_unless_default(*row_weight),
         }
     }
 
@@ -240,6 +286,9 @@ impl RolloutSettingsMessage {
             idle_timeout_ms: self.idle_timeout_ms,
             missing_call_timeout_ms: self.missing_call_timeout_ms,
             missing_parent_timeout_ms: self.missing_parent_timeout_ms,
+            untrained_kinds: identifiers("settings.rollout.untrained_kinds", &self.untrained_kinds, Name::parse)?,
+            unread_answers: coded_or_default("settings.rollout.unread_answers", self.unread_answers)?,
+            row_weight: coded_or_default("settings.rollout.row_weight", self.row_weight)?,
         })
     }
 }

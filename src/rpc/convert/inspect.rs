@@ -46,6 +46,7 @@ pub struct Outline {
     /// How many calls it had.
     pub call_count: usize,
     kept: CallSet,
+    may_train: CallSet,
     links: Links,
     plans: Vec<PolicyPlan>,
     drifts: DriftCounts,
@@ -75,7 +76,9 @@ impl Outline {
         let is_final = rollout.finalised().is_some();
         let kept = rollout.finalised().map_or_else(|| rollout.facts().kept(), |finalised| finalised.kept().clone());
         let facts = rollout.facts();
-        let plans = plans(facts, &kept, &links, shown);
+        let may_train =
+            rollout.finalised().map_or_else(|| facts.may_train(), |finalised| finalised.may_train().clone());
+        let plans = plans(facts, (&kept, &may_train), &links, shown);
         Self {
             about,
             summary,
@@ -84,6 +87,7 @@ impl Outline {
             call_count: facts.forest.call_count(),
             drifts: drift::counts(facts, &kept, &links, plans.iter()),
             kept,
+            may_train,
             links,
             plans,
             is_final,
@@ -104,10 +108,10 @@ impl Outline {
 }
 
 /// The rows of each trained policy that is shown.
-fn plans(facts: &Facts, kept: &CallSet, links: &Links, shown: &Shown) -> Vec<PolicyPlan> {
+fn plans(facts: &Facts, (kept, may_train): (&CallSet, &CallSet), links: &Links, shown: &Shown) -> Vec<PolicyPlan> {
     let forest = &facts.forest;
     let owner = facts.settings.shared_call_owner;
-    let input = PlanInput { kept, links, owner, max_row_tokens: shown.max_row_tokens };
+    let input = PlanInput { kept, may_train, links, owner, max_row_tokens: shown.max_row_tokens };
     let is_shown =
         |policy: &&Name| facts.settings.trains(policy) && shown.policy.as_ref().is_none_or(|wanted| wanted == *policy);
     forest.policies(kept).iter().filter(is_shown).map(|policy| forest.plan(policy, input)).collect()
@@ -177,6 +181,8 @@ pub fn summary(view: &RolloutView<'_>) -> v1::RolloutSummary {
         resident_bytes: view.resident_bytes,
         next_deadline: view.next_deadline_in_ms.map(duration),
         drifted_calls: facts.answered_drifts,
+        credits: facts.credit_count() as u64,
+        unused_credits: facts.unused_credits() as u64,
     }
 }
 

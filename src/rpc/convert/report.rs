@@ -4,17 +4,19 @@
 //! log-probabilities are finite is the run's to say, and is not checked here.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Display};
 
 use crate::error::{Reason, Refusal};
 use crate::ids::{AgentId, CallId, GroupId, Name, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::proto::v1;
+use crate::rollout::credits::{Credit, CreditTarget, CreditValues};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, DiscardedBy, Disposition, Event, Open, Reward, Seal,
 };
 
 use super::call::call;
-use super::fields::{at_most, identifier, invalid, known, missing, not_in_this_release, optional_identifier, shown};
+use super::fields::{at_most, identifier, invalid, known, missing, optional_identifier, shown};
 
 /// The reason of a discard that gives none.
 const DISCARDED: &str = "discarded";
@@ -56,13 +58,17 @@ pub fn event(message: Option<v1::report_request::Event>, in_group: bool) -> Resu
         Message::AgentStart(message) => Event::AgentStart(agent_start(&message)?),
         Message::AgentEnd(message) => Event::AgentEnd(agent_end(&message)?),
         Message::Seal(message) => Event::Seal(seal(&message, "seal")?),
-        Message::Reward(message) => Event::Reward(reward(&message, "reward")?),
+        Message::Reward(message) => {
+            let (reward, credits) = reward(&message, "reward")?;
+            Event::Reward(reward, credits)
+        }
         Message::Finish(message) => {
             let seal = message.seal.map(|message| seal(&message, "finish.seal")).transpose()?.unwrap_or_default();
             let message = message.reward.ok_or_else(|| missing("finish.reward"))?;
-            Event::Finish(seal, reward(&message, "finish.reward")?)
+            let (reward, credits) = reward(&message, "finish.reward")?;
+            Event::Finish(seal, reward, credits)
         }
-        Message::Credit(_) => return Err(not_in_this_release("credit", "credits of calls and agents").into()),
+        Message::Credit(message) => Event::Credit(credit(&message, format_args!("credit"))?),
         Message::Heartbeat(_) => Event::Heartbeat,
         Message::Discard(message) => {
             let disposition = disposition(message.disposition, "discard.disposition")?;
@@ -177,21 +183,48 @@ fn seal(message: &v1::Seal, path: &str) -> Result<Seal, Refusal> {
     Ok(Seal { kept: kept.transpose()?, expected_calls: message.expected_calls })
 }
 
-fn reward(message: &v1::Reward, path: &str) -> Result<Reward, Refusal> {
-    let finite = |value: f64, field: String| {
-        let refusal = || Refusal::new(Reason::RewardNotFinite, format!("{field} is {value}")).field(&field);
-        if value.is_finite() { Ok(value) } else { Err(refusal()) }
+fn finite(value: f64, field: impl Display) -> Result<f64, Refusal> {
+    let refusal = || Refusal::new(Reason::RewardNotFinite, format!("{field} is {value}")).field(field.to_string());
+    if value.is_finite() { Ok(value) } else { Err(refusal()) }
+}
+
+fn credit(message: &v1::Credit, path: fmt::Arguments<'_>) -> Result<Credit, Refusal> {
+    use v1::credit::Target;
+    let target = match &message.target {
+        None => return Err(missing(&format!("{path}.target"))),
+        Some(Target::CallId(call)) => {
+            CreditTarget::Call(identifier(call, format_args!("{path}.call_id"), CallId::parse)?)
+        }
+        Some(Target::AgentId(agent)) => {
+            CreditTarget::Agent(identifier(agent, format_args!("{path}.agent_id"), AgentId::parse)?)
+        }
     };
-    if !message.credits.is_empty() {
-        return Err(not_in_this_release(format_args!("{path}.credits"), "credits of calls and agents"));
+    let number =
+        |value: Option<f64>, name: &str| value.map(|value| finite(value, format_args!("{path}.{name}"))).transpose();
+    let values = CreditValues {
+        train: message.train,
+        reward: number(message.reward, "reward")?,
+        advantage_scale: number(message.advantage_scale, "advantage_scale")?,
+    };
+    if values == CreditValues::default() {
+        return Err(invalid(path, "says nothing: give train, reward or advantage_scale"));
     }
+    Ok(Credit { target, values })
+}
+
+/// The reward, and the credits that come with it.
+fn reward(message: &v1::Reward, path: &str) -> Result<(Reward, Vec<Credit>), Refusal> {
+    at_most(message.credits.len(), limits::ROLLOUT_CREDITS_MAX, "credits", format_args!("{path}.credits"))?;
+    let credits = message.credits.iter().enumerate();
+    let credits = credits.map(|(at, message)| credit(message, format_args!("{path}.credits[{at}]")));
+    let credits = credits.collect::<Result<Vec<_>, Refusal>>()?;
     at_most(message.components.len(), limits::TAGS_MAX, "components", format_args!("{path}.components"))?;
     let components = message.components.iter().map(|(key, value)| {
         let field = format!("{path}.components[{}]", shown(key));
-        Ok((identifier(key, &field, Name::parse)?, finite(*value, field)?))
+        Ok((identifier(key, &field, Name::parse)?, finite(*value, &field)?))
     });
     let components = components.collect::<Result<BTreeMap<_, _>, Refusal>>()?;
-    Ok(Reward { value: finite(message.value, format!("{path}.value"))?, components })
+    Ok((Reward { value: finite(message.value, format!("{path}.value"))?, components }, credits))
 }
 
 /// Whether another attempt at a discarded rollout is to come.

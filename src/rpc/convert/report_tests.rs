@@ -197,13 +197,47 @@ fn bad_version_spans_and_times_are_refused() {
 #[test]
 fn what_comes_later_is_refused_as_such() {
     refuses_call(|call| call.columns.push(v1::Column::default()), Reason::NotInThisRelease, "call.columns", None);
-    refuses(Message::Credit(v1::Credit::default()), Reason::NotInThisRelease, "credit", None);
-    let credits = vec![v1::Credit::default()];
-    let reward = v1::Reward { credits, ..v1::Reward::default() };
-    refuses(Message::Reward(reward.clone()), Reason::NotInThisRelease, "reward.credits", None);
-    let finish = v1::Finish { seal: None, reward: Some(reward) };
-    refuses(Message::Finish(finish), Reason::NotInThisRelease, "finish.reward.credits", None);
-    assert_eq!(refused(Message::Credit(v1::Credit::default())).reason.code(), Code::Unimplemented);
+    let columns = v1::Call {
+        columns: vec![v1::Column::default()],
+        ..v1::Call { call_id: "a".into(), agent_id: "a".into(), ..v1::Call::default() }
+    };
+    assert_eq!(refused(Message::Call(columns)).reason.code(), Code::Unimplemented);
+}
+
+#[test]
+fn a_credit_is_for_a_call_or_an_agent_and_says_something() {
+    use v1::credit::Target;
+    let of_call = |id: &str| v1::Credit { target: Some(Target::CallId(id.to_owned())), ..v1::Credit::default() };
+    let of_agent = |id: &str| v1::Credit { target: Some(Target::AgentId(id.to_owned())), ..v1::Credit::default() };
+    let event = |credit| report(request(Message::Credit(credit))).unwrap().1;
+    let said = v1::Credit { train: Some(false), reward: Some(-0.5), advantage_scale: Some(2.0), ..of_call("c") };
+    let values = CreditValues { train: Some(false), reward: Some(-0.5), advantage_scale: Some(2.0) };
+    let target = CreditTarget::Call(CallId::parse("c").unwrap());
+    assert_eq!(event(said), Event::Credit(Credit { target, values }));
+    let said = v1::Credit { train: Some(true), ..of_agent("a") };
+    let target = CreditTarget::Agent(AgentId::parse("a").unwrap());
+    let values = CreditValues { train: Some(true), ..CreditValues::default() };
+    assert_eq!(event(said), Event::Credit(Credit { target, values }));
+
+    let infinite = v1::Credit { reward: Some(f64::INFINITY), ..of_call("c") };
+    let no_number = v1::Credit { advantage_scale: Some(f64::NAN), ..of_call("c") };
+    let bad = [
+        (v1::Credit::default(), Reason::MissingField, "target"),
+        (of_call("c"), Reason::InvalidValue, ""),
+        (v1::Credit { train: Some(true), ..of_call("") }, Reason::InvalidIdentifier, "call_id"),
+        (v1::Credit { train: Some(true), ..of_agent("\n") }, Reason::InvalidIdentifier, "agent_id"),
+        (infinite, Reason::RewardNotFinite, "reward"),
+        (no_number, Reason::RewardNotFinite, "advantage_scale"),
+    ];
+    for (credit, reason, field) in bad {
+        let path = |place: &str| format!("{place}.{field}").trim_end_matches('.').to_owned();
+        refuses(Message::Credit(credit.clone()), reason, &path("credit"), None);
+        let credits = vec![v1::Credit { train: Some(true), ..of_call("good") }, credit];
+        let reward = v1::Reward { credits, ..v1::Reward::default() };
+        refuses(Message::Reward(reward.clone()), reason, &path("reward.credits[1]"), None);
+        let finish = v1::Finish { seal: None, reward: Some(reward) };
+        refuses(Message::Finish(finish), reason, &path("finish.reward.credits[1]"), None);
+    }
 }
 
 #[test]
@@ -296,7 +330,7 @@ fn a_reward_is_finite() {
     let finish = v1::Finish { seal: None, reward: Some(reward(-1.0, 0.5)) };
     let (_, event) = report(request(Message::Finish(finish))).unwrap();
     let components = [(Name::parse("x").unwrap(), 0.5)].into();
-    assert_eq!(event, Event::Finish(Seal::default(), Reward { value: -1.0, components }));
+    assert_eq!(event, Event::Finish(Seal::default(), Reward { value: -1.0, components }, Vec::new()));
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         refuses(Message::Reward(reward(bad, 0.0)), Reason::RewardNotFinite, "reward.value", None);
         refuses(Message::Reward(reward(0.0, bad)), Reason::RewardNotFinite, "reward.components[\"x\"]", None);

@@ -13,6 +13,7 @@ use crate::ids::{CallId, RolloutId, RunId, row_id};
 use crate::limits;
 use crate::proto::v1;
 use crate::rollout::FinalisedRollout;
+use crate::rollout::settings::RowWeight;
 
 use super::answer::text;
 use super::fields::timestamp;
@@ -100,13 +101,13 @@ impl RowSource<'_> {
             reward_components: components.map(|(name, value)| (name.to_string(), *value)).collect(),
             tags: facts.tags.iter().map(|(key, value)| (key.to_string(), value.clone())).collect(),
             advantage: None,
-            weight: 1.0,
+            weight: self.weight(),
             policy_version_min: row.policy_versions.map(|(lowest, _)| lowest),
             policy_version_max: row.policy_versions.map(|(_, highest)| highest),
             tokens: row.token_ids.len() as u64,
             trained_tokens: plan.map_or(0, |plan| u64::from(plan.trained_tokens)),
             rollout_rows: self.plan.rows.len() as u64,
-            rollout_trained_tokens: self.plan.rows.iter().map(|row| u64::from(row.trained_tokens)).sum(),
+            rollout_trained_tokens: self.rollout_trained_tokens(),
             group_rows: None,
             group_trained_tokens: None,
             incomplete: self.rollout.incomplete(),
@@ -118,8 +119,26 @@ impl RowSource<'_> {
         }
     }
 
+    fn rollout_trained_tokens(&self) -> u64 {
+        self.plan.rows.iter().map(|row| u64::from(row.trained_tokens)).sum()
+    }
+
+    /// What the row's loss is to be multiplied with (RULES section 5). A rollout whose rows train no token has no shares.
+    fn weight(&self) -> f64 {
+        match self.rollout.facts().settings.row_weight {
+            RowWeight::One => 1.0,
+            RowWeight::RolloutRows => 1.0 / self.plan.rows.len().max(1) as f64,
+            RowWeight::RolloutTokens => {
+                let of_row = self.row().map_or(0, |row| row.trained_tokens);
+                f64::from(of_row) / self.rollout_trained_tokens().max(1) as f64
+            }
+        }
+    }
+
     fn span(&self, span: &RowSpan) -> v1::Span {
-        let forest = &self.rollout.facts().forest;
+        let facts = self.rollout.facts();
+        let forest = &facts.forest;
+        let credit = facts.credit_of(span.call);
         let call = forest.call(span.call);
         v1::Span {
             start: u64::from(span.start),
@@ -132,7 +151,9 @@ impl RowSource<'_> {
             finish_reason: text(forest.finish_reason(span.call)),
             trained: span.trained,
             has_logprobs: call.has_logprobs(),
-            advantage: None,
+            advantage: credit.advantage(None),
+            process_reward: credit.reward(),
+            advantage_scale: credit.advantage_scale(),
             model: text(forest.model(span.call)),
         }
     }

@@ -12,7 +12,8 @@ use crate::limits;
 use crate::proto::v1;
 use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
 use crate::rollout::settings::{
-    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings,
+    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings, RowWeight,
+    UnreadAnswersRule,
 };
 
 use super::answer::text;
@@ -76,12 +77,6 @@ fn check_release(message: &v1::RunSettings) -> Result<(), Refusal> {
             return Err(not_in_this_release("settings.estimator", "an estimator of advantages"));
         }
     }
-    match known(message.row_weight, "settings.row_weight")? {
-        v1::RowWeight::Unspecified | v1::RowWeight::One => {}
-        v1::RowWeight::RolloutRows | v1::RowWeight::RolloutTokens => {
-            return Err(not_in_this_release("settings.row_weight", "a row weight other than one"));
-        }
-    }
     match known(message.group_release, "settings.group_release")? {
         v1::GroupReleaseRule::Unspecified | v1::GroupReleaseRule::Whole => {}
         v1::GroupReleaseRule::Quorum => {
@@ -138,6 +133,16 @@ fn rollout_settings(message: &v1::RunSettings, defaults: &RolloutSettings) -> Re
             v1::NonfiniteLogprobsRule::Unspecified | v1::NonfiniteLogprobsRule::Refuse => NonfiniteLogprobsRule::Refuse,
             v1::NonfiniteLogprobsRule::Context => NonfiniteLogprobsRule::Context,
         },
+        untrained_kinds: untrained_kinds(&message.untrained_kinds)?,
+        unread_answers: match known(message.unread_answers, "settings.unread_answers")? {
+            v1::UnreadAnswersRule::Unspecified | v1::UnreadAnswersRule::Train => UnreadAnswersRule::Train,
+            v1::UnreadAnswersRule::Context => UnreadAnswersRule::Context,
+        },
+        row_weight: match known(message.row_weight, "settings.row_weight")? {
+            v1::RowWeight::Unspecified | v1::RowWeight::One => RowWeight::One,
+            v1::RowWeight::RolloutRows => RowWeight::RolloutRows,
+            v1::RowWeight::RolloutTokens => RowWeight::RolloutTokens,
+        },
         vocabulary_limit: message.vocabulary_limit.filter(|limit| *limit > 0),
         idle_timeout_ms: ms(message.idle_timeout.as_ref(), "settings.idle_timeout", defaults.idle_timeout_ms)?,
         missing_call_timeout_ms: ms(
@@ -172,8 +177,18 @@ fn required_consumer_groups(
 fn trained_policies(policies: &[String]) -> Result<Vec<Name>, Refusal> {
     let field = "settings.trained_policies";
     at_most(policies.len(), limits::RUN_TRAINED_POLICIES_MAX, "policies", field)?;
-    let parsed = policies.iter().enumerate();
-    parsed.map(|(at, policy)| identifier(policy, field, Name::parse).map_err(|refusal| refusal.index(at))).collect()
+    names(policies, field)
+}
+
+fn untrained_kinds(kinds: &[String]) -> Result<Vec<Name>, Refusal> {
+    let field = "settings.untrained_kinds";
+    at_most(kinds.len(), limits::RUN_UNTRAINED_KINDS_MAX, "kinds", field)?;
+    names(kinds, field)
+}
+
+fn names(names: &[String], field: &str) -> Result<Vec<Name>, Refusal> {
+    let parsed = names.iter().enumerate();
+    parsed.map(|(at, name)| identifier(name, field, Name::parse).map_err(|refusal| refusal.index(at))).collect()
 }
 
 fn consumer_groups(
@@ -299,7 +314,7 @@ pub fn run_settings_message(settings: &RunSettings) -> v1::RunSettings {
         max_deliveries: Some(settings.max_deliveries),
         consumer_groups: settings.consumer_groups.iter().map(declaration).collect(),
         estimator: v1::Estimator::None.into(),
-        row_weight: v1::RowWeight::One.into(),
+        untrained_kinds: rollout.untrained_kinds.iter().map(Name::to_string).collect(),
         group_release: v1::GroupReleaseRule::Whole.into(),
         group_timeout: Some(duration(GROUP_TIMEOUT_MS)),
         required_consumer_groups: settings.required_consumer_groups.iter().map(ConsumerGroupId::to_string).collect(),
@@ -316,6 +331,15 @@ pub fn run_settings_message(settings: &RunSettings) -> v1::RunSettings {
 }
 
 fn set_rules(message: &mut v1::RunSettings, rollout: &RolloutSettings) {
+    message.set_unread_answers(match rollout.unread_answers {
+        UnreadAnswersRule::Train => v1::UnreadAnswersRule::Train,
+        UnreadAnswersRule::Context => v1::UnreadAnswersRule::Context,
+    });
+    message.set_row_weight(match rollout.row_weight {
+        RowWeight::One => v1::RowWeight::One,
+        RowWeight::RolloutRows => v1::RowWeight::RolloutRows,
+        RowWeight::RolloutTokens => v1::RowWeight::RolloutTokens,
+    });
     message.set_shared_call_owner(match rollout.shared_call_owner {
         SharedCallOwner::RootAgent => v1::SharedCallOwner::RootAgent,
         SharedCallOwner::FirstLeaf => v1::SharedCallOwner::FirstLeaf,

@@ -88,9 +88,8 @@ fn every_setting_of_this_release_goes_there_and_back() {
 #[test]
 fn what_comes_later_is_refused_with_its_field() {
     type Change = fn(&mut v1::RunSettings);
-    let later: [(Change, &str); 10] = [
+    let later: [(Change, &str); 9] = [
         (|settings| settings.estimator = v1::Estimator::Grpo.into(), "settings.estimator"),
-        (|settings| settings.row_weight = v1::RowWeight::RolloutRows.into(), "settings.row_weight"),
         (|settings| settings.drop_zero_variance = true, "settings.drop_zero_variance"),
         (|settings| settings.group_release = v1::GroupReleaseRule::Quorum.into(), "settings.group_release"),
         (|settings| settings.group_quorum = Some(1), "settings.group_quorum"),
@@ -108,7 +107,19 @@ fn what_comes_later_is_refused_with_its_field() {
 #[test]
 fn bad_values_are_refused_with_their_field() {
     type Change = fn(&mut v1::RunSettings);
-    let bad: [(Change, Reason, &str); 10] = [
+    let bad: [(Change, Reason, &str); 14] = [
+        (|settings| settings.row_weight = 4, Reason::InvalidValue, "settings.row_weight"),
+        (|settings| settings.unread_answers = -1, Reason::InvalidValue, "settings.unread_answers"),
+        (
+            |settings| settings.untrained_kinds.push(String::new()),
+            Reason::InvalidIdentifier,
+            "settings.untrained_kinds",
+        ),
+        (
+            |settings| settings.untrained_kinds = vec!["k".to_owned(); limits::RUN_UNTRAINED_KINDS_MAX + 1],
+            Reason::OverLimit,
+            "settings.untrained_kinds",
+        ),
         (
             |settings| settings.required_consumer_groups.push("nobody".to_owned()),
             Reason::InvalidValue,

@@ -47,6 +47,7 @@ pub(super) enum Counter {
     Policies,
     ConsumerGroups,
     Required,
+    Kinds,
     States,
     Rollouts,
 }
@@ -127,7 +128,7 @@ static SEAL: Shape = Shape(&[one(1, "kept", &KEPT)]);
 
 static REWARD: Shape = Shape(&[
     list(2, "components", (Counter::Components, "components"), (limits::TAGS_MAX, entry_bytes::<f64>()), &NOTHING),
-    list(3, "credits", (Counter::Credits, "credits"), (limits::NOT_YET_LISTED_MAX, size_of::<v1::Credit>()), &NOTHING),
+    list(3, "credits", (Counter::Credits, "credits"), (limits::ROLLOUT_CREDITS_MAX, size_of::<v1::Credit>()), &NOTHING),
 ]);
 
 static FINISH: Shape = Shape(&[one(1, "seal", &SEAL), one(2, "reward", &REWARD)]);
@@ -204,6 +205,7 @@ static RUN_SETTINGS: Shape = Shape(&[
         (limits::RUN_CONSUMER_GROUPS_MAX, TEXT_BYTES),
         &NOTHING,
     ),
+    list(30, "untrained_kinds", (Counter::Kinds, "kinds"), (limits::RUN_UNTRAINED_KINDS_MAX, TEXT_BYTES), &NOTHING),
 ]);
 
 /// Requests that make or change a run.

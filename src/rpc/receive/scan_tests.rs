@@ -63,7 +63,7 @@ fn lists_that_are_too_long_are_refused_by_name_wherever_they_stand() {
         (within(4, &[0x8a, 1, 0].repeat(limits::NOT_YET_LISTED_MAX + 1)), "call.columns"),
         (within(4, &[0x42, 0].repeat(limits::CALL_VERSION_SPANS_MAX + 1)), "call.policy_versions"),
         (within(3, &[0x12, 0].repeat(limits::TAGS_MAX + 1)), "open.tags"),
-        (within(8, &[0x1a, 0].repeat(limits::NOT_YET_LISTED_MAX + 1)), "reward.credits"),
+        (within(8, &[0x1a, 0].repeat(limits::ROLLOUT_CREDITS_MAX + 1)), "reward.credits"),
     ];
     for (message, field) in &cases {
         assert_eq!(refusal(count(message)), (Reason::OverLimit, (*field).to_owned()));

@@ -107,13 +107,13 @@ proptest! {
             |end| rollout(RolloutRecord::AgentEnd(end))
         );
         each_field!(
-            Seal { kept, expected_calls }, seal.0, seal.1, |seal| rollout(RolloutRecord::Finish(Some(seal), None))
+            Seal { kept, expected_calls }, seal.0, seal.1, |seal| rollout(RolloutRecord::Finish(Some(seal), None, Vec::new()))
         );
         each_field!(
             Reward { value, components },
             reward.0,
             reward.1,
-            |reward| rollout(RolloutRecord::Finish(None, Some(reward)))
+            |reward| rollout(RolloutRecord::Finish(None, Some(reward), Vec::new()))
         );
     }
 
@@ -137,7 +137,7 @@ proptest! {
             RolloutSettings {
                 trained_policies, default_policy, shared_call_owner, broken_link, agents_without_list, missing_call,
                 require_logprobs, nonfinite_logprobs, vocabulary_limit, idle_timeout_ms, missing_call_timeout_ms,
-                missing_parent_timeout_ms,
+                missing_parent_timeout_ms, untrained_kinds, unread_answers, row_weight,
             },
             of_rollouts.0,
             of_rollouts.1,

@@ -10,6 +10,7 @@ mod strategies;
 
 use crate::forest::CallRecord;
 use crate::log::Record;
+use crate::rollout::credits::Credit;
 use crate::rollout::event::RolloutRecord;
 
 /// The record without its floating point numbers, and their bits: what `==` is for records whose numbers may be NaN.
@@ -24,21 +25,30 @@ fn in_bits(record: &Record) -> (Record, Vec<u64>) {
                     }
                 }
             }
-            RolloutRecord::Finish(_, Some(reward)) => {
-                for value in std::iter::once(&mut reward.value).chain(reward.components.values_mut()) {
+            RolloutRecord::Finish(_, reward, credits) => {
+                let of_reward = reward.iter_mut();
+                let of_reward = of_reward
+                    .flat_map(|reward| std::iter::once(&mut reward.value).chain(reward.components.values_mut()));
+                for value in of_reward.chain(credits.iter_mut().flat_map(numbers_of)) {
                     bits.push(std::mem::take(value).to_bits());
                 }
+            }
+            RolloutRecord::Credit(credit) => {
+                bits.extend(numbers_of(credit).map(|value| std::mem::take(value).to_bits()));
             }
             RolloutRecord::Open(_)
             | RolloutRecord::Group(_)
             | RolloutRecord::ParentAgent { prompt: None, .. }
             | RolloutRecord::AgentStart(_)
             | RolloutRecord::AgentEnd(_)
-            | RolloutRecord::Finish(_, None)
             | RolloutRecord::Discard { .. }
             | RolloutRecord::Conflict(_)
             | RolloutRecord::Decision(_) => {}
         }
     }
     (record, bits)
+}
+
+fn numbers_of(credit: &mut Credit) -> impl Iterator<Item = &mut f64> {
+    credit.values.reward.iter_mut().chain(&mut credit.values.advantage_scale)
 }

@@ -12,13 +12,15 @@ use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, Rol
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
 use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, GroupSnapshot, Position, Record, RetiredFor};
 use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
+use crate::rollout::credits::{Credit, CreditTarget, CreditValues};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
     Seal,
 };
 use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
 use crate::rollout::settings::{
-    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings,
+    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings, RowWeight,
+    UnreadAnswersRule,
 };
 
 fn run() -> RunId {
@@ -76,6 +78,7 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
         ),
         ("sought", Record::Sought { run, consumer_group: consumer_group.clone(), to: Position(4711) }),
     ];
+    later.extend(of_credits().into_iter().map(|(name, record)| (name, rollout(record))));
     for (_, record) in samples() {
         if let Record::Run { run, settings_version, settings } = record {
             let settings = RunSettings {
@@ -86,7 +89,11 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
                 consumer_group_idle_expiry_ms: 3_600_000,
                 ..RunSettings::clone(&settings)
             };
-            later.push(("run_that_retains", Record::Run { run, settings_version, settings: Arc::new(settings) }));
+            let credited = RunSettings { rollout: Arc::new(credited(&settings.rollout)), ..settings.clone() };
+            let (one, settings) = (run.clone(), Arc::new(settings));
+            later.push(("run_that_retains", Record::Run { run, settings_version, settings }));
+            let settings = Arc::new(credited);
+            later.push(("run_with_rules_of_credit", Record::Run { run: one, settings_version, settings }));
         } else if let Record::RunSnapshot { run, settings_version, settings, created_unix_ms, mut consumer_groups } =
             record
         {
@@ -96,7 +103,9 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
         } else if let Record::RolloutCopyBegins(mut begins) = record {
             let history = (UnitId::from("run-1/g7-r3/2/main/a"), vec![40, 50, 60]);
             begins.given_to[0].histories.push(history);
-            later.push(("rollout_copy_begins_with_histories", Record::RolloutCopyBegins(begins)));
+            later.push(("rollout_copy_begins_with_histories", Record::RolloutCopyBegins(begins.clone())));
+            begins.settings = Arc::new(credited(&begins.settings));
+            later.push(("rollout_copy_begins_with_rules_of_credit", Record::RolloutCopyBegins(begins)));
         } else if let Record::RunTotals { run, mut totals } = record {
             (totals.consumer_groups[0].forgotten_through, totals.consumer_groups[0].changed_at) = (99, 120);
             totals.consumer_groups[0].blurred = Some((50, 70));
@@ -104,6 +113,27 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
         }
     }
     later
+}
+
+fn credited(settings: &RolloutSettings) -> RolloutSettings {
+    RolloutSettings {
+        untrained_kinds: vec![Name::literal("summary"), Name::literal("probe")],
+        unread_answers: UnreadAnswersRule::Context,
+        row_weight: RowWeight::RolloutTokens,
+        ..settings.clone()
+    }
+}
+
+fn of_credits() -> Vec<(&'static str, RolloutRecord)> {
+    let all = CreditValues { train: Some(false), reward: Some(-0.0), advantage_scale: Some(0.5) };
+    let of_call = Credit { target: CreditTarget::Call(call("c2")), values: all };
+    let train = CreditValues { train: Some(true), ..CreditValues::default() };
+    let of_agent = Credit { target: CreditTarget::Agent(agent("sub")), values: train };
+    let reward = Reward { value: 0.5, components: BTreeMap::new() };
+    vec![
+        ("credit", RolloutRecord::Credit(of_call.clone())),
+        ("finish_with_credits", RolloutRecord::Finish(None, Some(reward), vec![of_call, of_agent])),
+    ]
 }
 
 /// Every record and every form of what happens to a rollout, by name, as the first build wrote them.
@@ -130,6 +160,9 @@ fn of_runs() -> Vec<(&'static str, Record)> {
         idle_timeout_ms: 21_600_000,
         missing_call_timeout_ms: 600_000,
         missing_parent_timeout_ms: 600_001,
+        untrained_kinds: Vec::new(),
+        unread_answers: UnreadAnswersRule::Train,
+        row_weight: RowWeight::One,
     };
     let group = ConsumerGroupSettings {
         policy: Some(Name::literal("main")),
@@ -255,8 +288,8 @@ fn of_rollouts() -> Vec<(&'static str, RolloutRecord)> {
         ("parent_agent_with_prompt", parent(Some(later_prompt()))),
         ("agent_start", RolloutRecord::AgentStart(start)),
         ("agent_end", RolloutRecord::AgentEnd(end)),
-        ("seal_and_reward", RolloutRecord::Finish(Some(seal), Some(reward))),
-        ("nothing_said_at_the_end", RolloutRecord::Finish(None, None)),
+        ("seal_and_reward", RolloutRecord::Finish(Some(seal), Some(reward), Vec::new())),
+        ("nothing_said_at_the_end", RolloutRecord::Finish(None, None, Vec::new())),
         ("discard", discard),
         ("conflict", RolloutRecord::Conflict(call("c2"))),
         ("decision", RolloutRecord::Decision(Decision::MissingParentsGivenUp)),

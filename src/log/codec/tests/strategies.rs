@@ -17,13 +17,15 @@ use crate::ids::{IdentifierError, RolloutRef};
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
 use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, GroupSnapshot, Position, Record, RetiredFor};
 use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
+use crate::rollout::credits::{Credit, CreditTarget, CreditValues};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
     Seal,
 };
 use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
 use crate::rollout::settings::{
-    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings,
+    AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings, RowWeight,
+    UnreadAnswersRule,
 };
 
 /// An identifier of a type, by its parse function.
@@ -167,6 +169,17 @@ pub(super) fn reward() -> BoxedStrategy<Reward> {
         .boxed()
 }
 
+pub(super) fn credit_values() -> BoxedStrategy<CreditValues> {
+    (any::<Option<bool>>(), option::of(number()), option::of(number()))
+        .prop_map(|(train, reward, advantage_scale)| CreditValues { train, reward, advantage_scale })
+        .boxed()
+}
+
+pub(super) fn credit() -> BoxedStrategy<Credit> {
+    let target = prop_oneof![id!(CallId).prop_map(CreditTarget::Call), id!(AgentId).prop_map(CreditTarget::Agent)];
+    (target, credit_values()).prop_map(|(target, values)| Credit { target, values }).boxed()
+}
+
 fn rollout_record() -> BoxedStrategy<RolloutRecord> {
     let dispositions = select(&[Disposition::Unsaid, Disposition::Final, Disposition::WillRetry]);
     let by = select(&[DiscardedBy::Harness, DiscardedBy::Operator, DiscardedBy::Rule]);
@@ -185,7 +198,9 @@ fn rollout_record() -> BoxedStrategy<RolloutRecord> {
         }),
         agent_start().prop_map(RolloutRecord::AgentStart),
         agent_end().prop_map(RolloutRecord::AgentEnd),
-        (option::of(seal()), option::of(reward())).prop_map(|(seal, reward)| RolloutRecord::Finish(seal, reward)),
+        (option::of(seal()), option::of(reward()), vec(credit(), 0..3))
+            .prop_map(|(seal, reward, credits)| RolloutRecord::Finish(seal, reward, credits)),
+        credit().prop_map(RolloutRecord::Credit),
         (text(), dispositions, by).prop_map(|(reason, disposition, by)| RolloutRecord::Discard {
             reason,
             disposition,
@@ -206,8 +221,13 @@ pub(super) fn rollout_settings() -> BoxedStrategy<RolloutSettings> {
         select(&[NonfiniteLogprobsRule::Refuse, NonfiniteLogprobsRule::Context]),
     );
     let times = any::<(u64, u64, u64)>();
-    (vec(id!(Name), 0..3), id!(Name), rules, any::<bool>(), any::<Option<u32>>(), times)
-        .prop_map(|(trained_policies, default_policy, rules, require_logprobs, vocabulary_limit, times)| {
+    let of_credit = (
+        vec(id!(Name), 0..3),
+        select(&[UnreadAnswersRule::Train, UnreadAnswersRule::Context]),
+        select(&[RowWeight::One, RowWeight::RolloutRows, RowWeight::RolloutTokens]),
+    );
+    (vec(id!(Name), 0..3), id!(Name), rules, any::<bool>(), any::<Option<u32>>(), times, of_credit)
+        .prop_map(|(trained_policies, default_policy, rules, require_logprobs, vocabulary_limit, times, of_credit)| {
             RolloutSettings {
                 trained_policies,
                 default_policy,
@@ -221,6 +241,9 @@ pub(super) fn rollout_settings() -> BoxedStrategy<RolloutSettings> {
                 idle_timeout_ms: times.0,
                 missing_call_timeout_ms: times.1,
                 missing_parent_timeout_ms: times.2,
+                untrained_kinds: of_credit.0,
+                unread_answers: of_credit.1,
+                row_weight: of_credit.2,
             }
         })
         .boxed()

@@ -94,7 +94,8 @@ impl<'a> Shower<'a> {
         } else {
             // What may train, by the policy of the plan, and is in none of its rows was too long for one.
             let policy = facts.forest.policy(index);
-            let too_long = call.may_train() && self.fates.iter().any(|fates| fates.plan.policy == *policy);
+            let too_long =
+                self.outline.may_train.contains(index) && self.fates.iter().any(|fates| fates.plan.policy == *policy);
             if too_long { v1::CallFate::TooLong } else { v1::CallFate::NoRow }
         }
     }
@@ -117,6 +118,7 @@ pub fn open_calls(rollout: &mut Rollout, range: Range<usize>) -> Vec<v1::CallSum
 fn summary(facts: &Facts, index: CallIndex, verdict: Option<&Verdict>) -> v1::CallSummary {
     let forest = &facts.forest;
     let call = forest.call(index);
+    let credit = facts.credit_of(index);
     let (start_time, end_time) = call.times_unix_ms();
     let missing_state = match call.tokens_state() {
         TokensState::Placed => v1::MissingCallState::Unspecified,
@@ -145,6 +147,9 @@ fn summary(facts: &Facts, index: CallIndex, verdict: Option<&Verdict>) -> v1::Ca
         fate: v1::CallFate::Unspecified.into(),
         owner_leaf_call_id: String::new(),
         missing_state: missing_state.into(),
+        credited_train: credit.train(),
+        process_reward: credit.reward(),
+        advantage_scale: credit.advantage_scale(),
     }
 }
 
