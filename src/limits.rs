@@ -186,6 +186,8 @@ pub const COMMANDS_OUTSTANDING_MAX: usize = 4096;
 pub const COMMANDS_AT_ONCE: usize = 256;
 /// Units given out to one consumer group before others have their turn.
 pub const DISPATCH_UNITS_AT_ONCE: usize = 64;
+/// Units of one consumer group that are found to be too old before others have their turn.
+pub const DISPATCH_STALE_AT_ONCE: usize = 1024;
 /// Rollouts whose deadline has come that are looked at before others have their turn.
 pub const TIMERS_AT_ONCE: usize = 64;
 /// How often an event is tried again when its rollout was removed or superseded, or its tokens left memory, between two steps.

@@ -32,6 +32,8 @@ pub struct RowPlan {
     pub trained_tokens: u32,
     /// Calls that it trains.
     pub trained_calls: u32,
+    /// The oldest version that sampled one of these calls, if any is known. Spans count whole, however many of their tokens train.
+    pub oldest_version: Option<u64>,
 }
 
 /// What became of each distinct accepted call, for one policy (RULES 3.6.4). The fields add up to all calls.
@@ -201,12 +203,14 @@ impl Forest {
         for (place, (leaf, root)) in leaves.iter().zip(roots).enumerate() {
             place_of_leaf[leaf.index()] = place;
             let tokens = u32::try_from(self.call(*leaf).full_length()).unwrap_or(u32::MAX);
-            rows.push(RowPlan { leaf: *leaf, root, tokens, trained_tokens: 0, trained_calls: 0 });
+            rows.push(RowPlan { leaf: *leaf, root, tokens, trained_tokens: 0, trained_calls: 0, oldest_version: None });
         }
         for (owner, (_, call)) in owners.iter().zip(self.calls()) {
             if let Some(row) = owner.and_then(|leaf| rows.get_mut(place_of_leaf[leaf.index()])) {
                 row.trained_tokens += self.trainable_tokens(call);
                 row.trained_calls += 1;
+                let oldest = call.versions().iter().map(|span| span.version).min();
+                row.oldest_version = row.oldest_version.into_iter().chain(oldest).min();
             }
         }
         rows

@@ -22,6 +22,8 @@ pub(super) struct Consumer {
     pub(super) last_sign_ms: u64,
     /// A lease of it ran out, and it has said nothing since: others are served first.
     pub(super) silent: bool,
+    /// The highest version that it said it is on.
+    pub(super) policy_version: Option<u64>,
     /// (since when, which unit), so that the first to expire comes first.
     pub(super) leases: BTreeSet<(u64, UnitNumber)>,
 }
@@ -88,6 +90,7 @@ impl Consumers {
             delivered_units: 0,
             last_sign_ms: now_ms,
             silent: false,
+            policy_version: None,
             leases: BTreeSet::new(),
         };
         self.by_id.insert(id, consumer);
@@ -129,6 +132,10 @@ impl Consumers {
             consumer.last_sign_ms = consumer.last_sign_ms.max(now_ms);
             consumer.silent = false;
         });
+    }
+
+    pub(super) fn is_on(&mut self, id: ConsumerId, version: u64) {
+        self.change(id, |consumer| consumer.policy_version = consumer.policy_version.max(Some(version)));
     }
 
     /// A lease of it ran out.

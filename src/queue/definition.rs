@@ -44,6 +44,8 @@ pub struct GroupDefinition {
     pub unit: UnitKind,
     /// Calls longer than this are not trained in its rows.
     pub max_row_tokens: Option<u32>,
+    /// How many versions the oldest trained token of a unit may be behind what the trainer is on; `None` for no bound.
+    pub max_staleness_versions: Option<u64>,
     /// Whether it holds nothing back: a unit is settled the moment it is given out, and the line is bounded.
     pub ephemeral: bool,
     /// How often a unit is given out without an acknowledgement before it is undeliverable; 0 counts as 1.

@@ -33,6 +33,11 @@ pub enum Decision {
         /// Which unit.
         unit: UnitId,
     },
+    /// Log it, then call `apply_drop(unit, DropReason::Stale)`. Until then the unit is parked.
+    DropStale {
+        /// Which unit.
+        unit: UnitId,
+    },
 }
 
 /// A unit that goes out.

@@ -6,6 +6,7 @@ use super::consumers::{Consumers, UnitNumber};
 use super::definition::{GroupDefinition, QueueBounds};
 use super::effect::{AckResult, QueueEffect, ReleaseResult};
 use super::ledger::{Ledger, SettledSum, Source};
+use super::staleness::TrainerVersions;
 use super::unit::{DropReason, NewUnit, ParkedFor, Place, UnitId};
 
 /// One consumer group. `K` identifies a rollout, `P` is the handle to a unit's rows.
@@ -15,6 +16,7 @@ pub struct ConsumerGroup<K, P> {
     pub(super) bounds: QueueBounds,
     pub(super) ledger: Ledger<K, P>,
     pub(super) consumers: Consumers,
+    pub(super) trainer_versions: TrainerVersions,
     /// Since when it has had no consumer.
     pub(super) idle_since_ms: Option<u64>,
     pub(super) made_at: u64,
@@ -34,6 +36,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             bounds,
             ledger: Ledger::new(),
             consumers: Consumers::new(bounds.max_units_in_flight),
+            trainer_versions: TrainerVersions::default(),
             idle_since_ms: Some(now_ms),
             made_at,
             changed_at: made_at,

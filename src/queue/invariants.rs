@@ -93,6 +93,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let undeliverable = recount.undeliverable == self.ledger.undeliverable;
         require(undeliverable, "3: the undeliverable units are those that were dropped as such")?;
         self.check_leases(&recount)?;
+        self.check_versions()?;
         self.check_sources()?;
         require(self.consumers.orders_are_right(), "7: the orders hold exactly those with room, and with leases")?;
         let tail = !self.definition.ephemeral
@@ -110,6 +111,16 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let remembered = recount.dropped.values().copied().chain([recount.acknowledged, counts.forgotten]);
         let settled = counts.dropped.values().copied().chain([counts.acknowledged]);
         require(sum(remembered) == sum(settled), "2: settled units are remembered or were forgotten")
+    }
+
+    fn check_versions(&self) -> Result<(), &'static str> {
+        let mut waiting = BTreeSet::new();
+        for number in &self.ledger.waiting {
+            let versions = self.ledger.units.get(number).map_or(&[][..], |unit| &unit.oldest_versions);
+            waiting.extend(versions.iter().map(|(policy, version)| (&**policy, *version, *number)));
+        }
+        let by_version: BTreeSet<_> = self.ledger.by_version.iter().collect();
+        require(waiting == by_version, "10: waiting units are found by the versions that sampled them")
     }
 
     fn check_leases(&self, recount: &Recount) -> Result<(), &'static str> {

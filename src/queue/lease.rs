@@ -57,9 +57,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
                     return Err(LostReason::LeasedToOther { consumer: holder });
                 }
             }
-            Place::Parked(ParkedFor::Drop) => {
-                return Err(LostReason::Dropped(DropReason::Undeliverable));
-            }
+            Place::Parked(ParkedFor::Drop(reason)) => return Err(LostReason::Dropped(reason)),
             Place::Parked(ParkedFor::Acknowledgement) | Place::Acknowledged => {
                 return Err(LostReason::Acknowledged);
             }
@@ -159,7 +157,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             return None;
         }
         let decision = Decision::DropUndeliverable { unit: unit.id.clone() };
-        self.relocate(number, Place::Parked(ParkedFor::Drop));
+        self.relocate(number, Place::Parked(ParkedFor::Drop(DropReason::Undeliverable)));
         Some(decision)
     }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::consumers::UnitNumber;
 use super::effect::QueueEffect;
 use super::seek::History;
+use super::staleness::ByVersion;
 use super::unit::{DropReason, NewUnit, Place, Unit, UnitId};
 
 /// So many units, with so many tokens in all.
@@ -165,6 +166,8 @@ pub(super) struct Ledger<K, P> {
     pub(super) delayed: BTreeSet<(u64, UnitNumber)>,
     /// Those that can be released by hand.
     pub(super) undeliverable: BTreeSet<UnitNumber>,
+    /// Those that wait, by what sampled them.
+    pub(super) by_version: ByVersion,
     pub(super) counts: Counts,
     /// The last moment at which a unit changed that is not remembered any more.
     pub(super) forgotten_through: u64,
@@ -182,6 +185,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             waiting: BTreeSet::new(),
             delayed: BTreeSet::new(),
             undeliverable: BTreeSet::new(),
+            by_version: ByVersion::default(),
             counts: Counts::default(),
             forgotten_through: 0,
             blurred: None,
@@ -207,6 +211,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         self.next_number += 1;
         self.numbers.insert(new.id.clone(), number);
         self.waiting.insert(number);
+        self.by_version.insert(number, &new.oldest_versions);
         self.counts.pushed.add(new.tokens, new.rows);
         self.counts.waiting.add(new.tokens, new.rows);
         let unit = Unit {
@@ -218,6 +223,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             deliveries: 0,
             place: Place::Waiting,
             history: History::default(),
+            oldest_versions: new.oldest_versions,
             payload: Some(new.payload),
         };
         self.units.insert(number, unit);
@@ -233,6 +239,12 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             unit.payload = None;
         }
         let source = unit.source.clone();
+        match (from, to) {
+            (Place::Waiting, Place::Waiting) => {}
+            (Place::Waiting, _) => self.by_version.remove(number, &unit.oldest_versions),
+            (_, Place::Waiting) => self.by_version.insert(number, &unit.oldest_versions),
+            _ => {}
+        }
         match from {
             Place::Waiting => drop(self.waiting.remove(&number)),
             Place::Delayed { until_ms } => drop(self.delayed.remove(&(until_ms, number))),

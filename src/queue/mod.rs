@@ -12,8 +12,8 @@
 //! **Records and memory.** What must survive is applied from records that are durable, in the order of their positions:
 //! [`Queue::apply_group`], [`ConsumerGroup::push`], [`ConsumerGroup::apply_ack`], [`ConsumerGroup::apply_drop`],
 //! [`ConsumerGroup::apply_release`], [`ConsumerGroup::apply_seek`], [`ConsumerGroup::forget_source`]. The same sequence of these
-//! gives the same settled units, counts and effects, whatever consumers did in between. Consumers, leases, delays, delivery numbers and the
-//! parking place are memory only: after a restart every unsettled unit waits at its place, and a consumer that comes back says what it
+//! gives the same settled units, counts and effects, whatever consumers did in between. Consumers, leases, delays, delivery numbers,
+//! the versions that trainers are on and the parking place are memory only: after a restart every unsettled unit waits at its place, and a consumer that comes back says what it
 //! holds. What asks (`judge_*`) changes nothing; what a clock or a consumer's end decides comes back as a [`Decision`].
 //! Ephemeral groups are in no record.
 //!
@@ -32,6 +32,7 @@
 //! 7. The order in which consumers are served holds exactly those with room, and the order in which leases end those with leases.
 //! 8. A payload is kept exactly as long as it may be wanted.
 //! 9. An ephemeral group has no leases, remembers nothing settled, and keeps its bound.
+//! 10. Waiting units, and no others, are found by the versions that sampled them.
 
 mod consumers;
 mod definition;
@@ -41,6 +42,7 @@ mod invariants;
 mod lease;
 mod ledger;
 mod seek;
+mod staleness;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -56,6 +58,7 @@ pub use effect::{
 pub use group::ConsumerGroup;
 pub use ledger::{RowStates, SettledSum, Tally};
 pub use seek::{History, SeekRefused};
+pub use staleness::OldestVersions;
 pub use stats::{ConsumerFacts, GroupStats, WaitReason, WaitingFor};
 pub use unit::{ConsumerId, DropReason, NewUnit, ParkedFor, Place, UnitId, UnitKind};
 

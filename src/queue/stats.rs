@@ -55,6 +55,8 @@ pub struct ConsumerFacts {
     pub last_sign_ms: u64,
     /// A lease of it ran out, and it has said nothing since.
     pub silent: bool,
+    /// The highest version of its weights that it said it is on.
+    pub policy_version: Option<u64>,
 }
 
 /// Why a consumer is given nothing.
@@ -167,6 +169,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             delivered: Tally { units: consumer.delivered_units, tokens: consumer.delivered_tokens },
             last_sign_ms: consumer.last_sign_ms,
             silent: consumer.silent,
+            policy_version: consumer.policy_version,
         })
     }
 

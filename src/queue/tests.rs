@@ -18,6 +18,7 @@ pub(super) fn definition() -> GroupDefinition {
         policy: Some("actor".into()),
         unit: UnitKind::Row,
         max_row_tokens: Some(4096),
+        max_staleness_versions: None,
         ephemeral: false,
         max_deliveries: 3,
     }
@@ -44,7 +45,16 @@ pub(super) fn ids(names: &[&str]) -> Vec<UnitId> {
 }
 
 pub(super) fn units(units: &[(&str, u64)]) -> Vec<NewUnit<&'static str>> {
-    units.iter().map(|&(name, tokens)| NewUnit { id: id(name), tokens, rows: 1, payload: "rows" }).collect()
+    units
+        .iter()
+        .map(|&(name, tokens)| NewUnit {
+            id: id(name),
+            tokens,
+            rows: 1,
+            oldest_versions: Box::default(),
+            payload: "rows",
+        })
+        .collect()
 }
 
 /// A group with one rollout of these units.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::seek::History;
+use super::staleness::OldestVersions;
 
 /// The stable id of a unit. For units of one row it is the row id, for whole rollouts `run/rollout/attempt`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,6 +53,8 @@ pub struct NewUnit<P> {
     pub tokens: u64,
     /// How many rows it holds: what the ledger of rows is counted in.
     pub rows: u64,
+    /// Which versions sampled it, where its group has a bound of staleness; else empty.
+    pub oldest_versions: OldestVersions,
     /// A handle to its rows, which the queue never looks into.
     pub payload: P,
 }
@@ -95,8 +98,8 @@ impl DropReason {
 /// Which record about a parked unit is on its way to the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ParkedFor {
-    /// The decision to drop it as undeliverable.
-    Drop,
+    /// The decision to drop it, for this reason.
+    Drop(DropReason),
     /// An acknowledgement.
     Acknowledgement,
 }
@@ -159,6 +162,7 @@ pub(super) struct Unit<K, P> {
     pub(super) deliveries: u32,
     pub(super) place: Place,
     pub(super) history: History,
+    pub(super) oldest_versions: OldestVersions,
     /// `None` once it was freed; see [`Place::keeps_payload`].
     pub(super) payload: Option<P>,
 }

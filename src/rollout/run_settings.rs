@@ -52,6 +52,8 @@ pub struct ConsumerGroupSettings {
     pub unit: Unit,
     /// Trained calls that are longer are left out.
     pub max_row_tokens: Option<u32>,
+    /// How many versions the oldest trained token of a unit may be behind what the trainer is on; none: no bound.
+    pub max_staleness_versions: Option<u64>,
     /// Where the group begins.
     pub start: StartPosition,
 }

@@ -46,3 +46,4 @@ mod replay_late;
 mod retention;
 mod seek;
 mod smoke;
+mod staleness;

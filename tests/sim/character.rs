@@ -206,7 +206,13 @@ fn consumer_groups(chance: &mut SplitMix64) -> Vec<ConsumerGroup> {
         let max_row_tokens = (chance.below(4) == 0).then(|| [6, 20, 70][chance.below(3)]);
         ConsumerGroup {
             name: ConsumerGroupId::parse(&format!("group-{place}")).expect("an id"),
-            settings: ConsumerGroupSettings { policy, unit, max_row_tokens, start: StartPosition::Earliest },
+            settings: ConsumerGroupSettings {
+                policy,
+                unit,
+                max_row_tokens,
+                max_staleness_versions: None,
+                start: StartPosition::Earliest,
+            },
             // The first may be made by who subscribes to it; then everything waits for it.
             declared: place == 0 || chance.below(3) > 0,
             members: 1 + chance.below(2),

@@ -48,6 +48,7 @@ async fn watch(world: &Rc<World>, life: &Rc<Life>) {
         settings: Some(ConsumerGroupSettings { start, ..ConsumerGroupSettings::default() }),
         ephemeral: true,
         credit_tokens: u64::MAX,
+        policy_version: None,
         held: Vec::new(),
         sender,
     };

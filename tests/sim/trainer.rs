@@ -143,6 +143,7 @@ impl Member {
             settings: (!of_group.declared || self.world.one_in(2)).then(|| of_group.settings.clone()),
             ephemeral: false,
             credit_tokens: of_group.credit_tokens,
+            policy_version: None,
             held: held.iter().map(|unit| UnitId::new(unit.as_str())).collect(),
             sender,
         };

@@ -9,6 +9,7 @@ use crate::queue::{DropReason, GroupDefinition, UnitId};
 use super::Fault;
 use super::codes::{Coded, coded};
 use super::fields::{identifier, present};
+use super::run::by_bound;
 
 #[derive(Message)]
 pub(super) struct ConsumerGroupMessage {
@@ -34,6 +35,11 @@ pub(super) struct GroupDefinitionMessage {
     ephemeral: bool,
     #[prost(uint32, tag = "5")]
     max_deliveries: u32,
+    /// Instead of `unit`, where there is a bound of staleness: a build that does not know it must not pass over it.
+    #[prost(uint32, tag = "6")]
+    bounded_unit: u32,
+    #[prost(uint64, optional, tag = "7")]
+    max_staleness_versions: Option<u64>,
 }
 
 #[derive(Message)]
@@ -174,11 +180,15 @@ impl ConsumerGroupMessage {
 
 impl GroupDefinitionMessage {
     pub(super) fn of(definition: &GroupDefinition) -> Self {
-        let GroupDefinition { policy, unit, max_row_tokens, ephemeral, max_deliveries } = definition;
+        let GroupDefinition { policy, unit, max_row_tokens, max_staleness_versions, ephemeral, max_deliveries } =
+            definition;
+        let (unit, bounded_unit) = by_bound(unit.code(), *max_staleness_versions);
         Self {
             policy: policy.clone(),
-            unit: unit.code(),
+            unit,
+            bounded_unit,
             max_row_tokens: *max_row_tokens,
+            max_staleness_versions: *max_staleness_versions,
             ephemeral: *ephemeral,
             max_deliveries: *max_deliveries,
         }
@@ -187,8 +197,9 @@ impl GroupDefinitionMessage {
     pub(super) fn into_definition(self) -> Result<GroupDefinition, Fault> {
         Ok(GroupDefinition {
             policy: self.policy,
-            unit: coded("definition.unit", self.unit)?,
+            unit: coded("definition.unit", self.unit.max(self.bounded_unit))?,
             max_row_tokens: self.max_row_tokens,
+            max_staleness_versions: self.max_staleness_versions,
             ephemeral: self.ephemeral,
             max_deliveries: self.max_deliveries,
         })

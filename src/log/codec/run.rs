@@ -66,6 +66,11 @@ struct ConsumerGroupSettingsMessage {
     max_row_tokens: Option<u32>,
     #[prost(uint32, tag = "5")]
     start: u32,
+    /// Instead of `unit`, where there is a bound of staleness: a build that does not know it must not pass over it.
+    #[prost(uint32, tag = "6")]
+    bounded_unit: u32,
+    #[prost(uint64, optional, tag = "7")]
+    max_staleness_versions: Option<u64>,
 }
 
 #[derive(Message)]
@@ -199,18 +204,26 @@ fn coded_or_default<T: Coded + Default>(field: &'static str, code: Option<u32>) 
     code.map_or_else(|| Ok(T::default()), |code| coded(field, code))
 }
 
+/// A unit's code as builds without bounds of staleness read it, and as others do: one of them is 0.
+pub(super) fn by_bound(unit: u32, max_staleness_versions: Option<u64>) -> (u32, u32) {
+    if max_staleness_versions.is_some() { (0, unit) } else { (unit, 0) }
+}
+
 fn other_than(value: u64, default: u64) -> Option<u64> {
     (value != default).then_some(value)
 }
 
 impl ConsumerGroupSettingsMessage {
     fn of(name: &ConsumerGroupId, settings: &ConsumerGroupSettings) -> Self {
-        let ConsumerGroupSettings { policy, unit, max_row_tokens, start } = settings;
+        let ConsumerGroupSettings { policy, unit, max_row_tokens, max_staleness_versions, start } = settings;
+        let (unit, bounded_unit) = by_bound(unit.code(), *max_staleness_versions);
         Self {
             name: name.to_string(),
             policy: policy.as_ref().map(Name::to_string),
-            unit: unit.code(),
+            unit,
+            bounded_unit,
             max_row_tokens: *max_row_tokens,
+            max_staleness_versions: *max_staleness_versions,
             start: start.code(),
         }
     }
@@ -220,8 +233,9 @@ impl ConsumerGroupSettingsMessage {
         let policy = optional_identifier("settings.consumer_groups.policy", self.policy.as_deref(), Name::parse)?;
         let settings = ConsumerGroupSettings {
             policy,
-            unit: coded("settings.consumer_groups.unit", self.unit)?,
+            unit: coded("settings.consumer_groups.unit", self.unit.max(self.bounded_unit))?,
             max_row_tokens: self.max_row_tokens,
+            max_staleness_versions: self.max_staleness_versions,
             start: coded("settings.consumer_groups.start", self.start)?,
         };
         Ok((name, settings))

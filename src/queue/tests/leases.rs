@@ -217,7 +217,7 @@ fn a_unit_given_out_too_often_is_parked_until_its_drop_is_durable() {
     assert!(group.nack(A, &ids(&["a"]), None, 1000).decisions.is_empty());
     assert_eq!(dispatch(&mut group, 1000), [went(A, "a", 3)]);
     assert_eq!(group.leave(A, 1000), [drop_of("a")]);
-    assert_eq!(group.place(&id("a")), Some(Place::Parked(ParkedFor::Drop)));
+    assert_eq!(group.place(&id("a")), Some(Place::Parked(ParkedFor::Drop(DropReason::Undeliverable))));
     let joined = group.join(B, "", 9, &ids(&["a"]), 1000).map(|joined| joined.lost);
     assert_eq!(joined, Ok(vec![(id("a"), LostReason::Dropped(DropReason::Undeliverable))]));
     assert!(dispatch(&mut group, 1000).is_empty());

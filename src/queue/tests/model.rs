@@ -2,8 +2,10 @@
 //! settled; and a replay of the records alone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use proptest::prelude::*;
+use proptest::sample::select;
 
 use super::*;
 
@@ -39,6 +41,11 @@ enum Op {
     },
     Sign {
         consumer: u64,
+    },
+    /// A trainer is on this version, of a policy or of any.
+    Version {
+        policy: Option<&'static str>,
+        version: u64,
     },
     Tick {
         passes_ms: u64,
@@ -89,6 +96,8 @@ fn ops() -> impl Strategy<Value = Op> {
         3 => (consumer(), some_units(), prop::option::of(0u64..900))
             .prop_map(|(consumer, units, delay_ms)| Op::Nack { consumer, units, delay_ms }),
         2 => consumer().prop_map(|consumer| Op::Sign { consumer }),
+        1 => (select(&[None, Some("a"), Some("b"), Some("c")]), 0u64..14)
+            .prop_map(|(policy, version)| Op::Version { policy, version }),
         3 => (0u64..800).prop_map(|passes_ms| Op::Tick { passes_ms }),
         5 => (1usize..6).prop_map(|records| Op::Durable { records }),
         1 => (0usize..40).prop_map(|unit| Op::Stale { unit }),
@@ -99,9 +108,12 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
+const MAX_STALENESS: u64 = 2;
+
 fn new_group(ephemeral: bool) -> Group {
     let bounds = QueueBounds { max_units_in_flight: 4, max_ephemeral_waiting_units: 8, ..bounds() };
-    ConsumerGroup::new(GroupDefinition { ephemeral, ..definition() }, bounds, 0, 0)
+    let max_staleness_versions = (!ephemeral).then_some(MAX_STALENESS);
+    ConsumerGroup::new(GroupDefinition { ephemeral, max_staleness_versions, ..definition() }, bounds, 0, 0)
 }
 
 struct Run {
@@ -116,6 +128,8 @@ struct Run {
     durable: Vec<Record>,
     effects: Vec<QueueEffect<u64>>,
     acknowledged: BTreeSet<UnitId>,
+    /// What trainers said that they are on, each time.
+    versions: Vec<(Option<&'static str>, u64)>,
     /// Moments, and what was acknowledged then.
     checkpoints: Vec<(u64, BTreeSet<UnitId>)>,
 }
@@ -157,6 +171,7 @@ impl Run {
             durable: vec![],
             effects: vec![],
             acknowledged: BTreeSet::new(),
+            versions: vec![],
             checkpoints: vec![],
         }
     }
@@ -166,9 +181,13 @@ impl Run {
     }
 
     fn decide(&mut self, decisions: Vec<Decision>) {
-        for Decision::DropUndeliverable { unit } in decisions {
-            assert_eq!(self.group.place(&unit), Some(Place::Parked(ParkedFor::Drop)));
-            self.log.push(Record::Drop(unit, DropReason::Undeliverable));
+        for decision in decisions {
+            let (unit, reason) = match decision {
+                Decision::DropUndeliverable { unit } => (unit, DropReason::Undeliverable),
+                Decision::DropStale { unit } => (unit, DropReason::Stale),
+            };
+            assert_eq!(self.group.place(&unit), Some(Place::Parked(ParkedFor::Drop(reason))));
+            self.log.push(Record::Drop(unit, reason));
         }
     }
 
@@ -220,6 +239,29 @@ impl Run {
         );
     }
 
+    /// What waits and is too old is parked, and nothing else.
+    fn drop_stale(&mut self) {
+        self.group.dispatch(self.now_ms, 0);
+        let waiting = |unit: &&UnitId| self.group.place(unit) == Some(Place::Waiting);
+        let is_stale = |unit: &&UnitId| {
+            versions_of(unit).iter().any(|(policy, oldest)| {
+                let of_policy = |(said, _): &&(Option<&str>, u64)| said.is_none_or(|said| said == &**policy);
+                let on = self.versions.iter().filter(of_policy).map(|(_, version)| *version).max();
+                on.is_some_and(|on| on > oldest + MAX_STALENESS)
+            })
+        };
+        let has_bound = !self.group.definition().ephemeral;
+        let stale: BTreeSet<UnitId> =
+            self.names.iter().filter(waiting).filter(|unit| has_bound && is_stale(unit)).cloned().collect();
+        let decisions = self.group.judge_stale(self.now_ms, usize::MAX);
+        let found = decisions.iter().map(|decision| match decision {
+            Decision::DropStale { unit } => unit.clone(),
+            Decision::DropUndeliverable { .. } => panic!("{decision:?}"),
+        });
+        assert_eq!(found.collect::<BTreeSet<_>>(), stale);
+        self.decide(decisions);
+    }
+
     /// Gives out one unit at a time, each compared with the slow choice.
     fn dispatch(&mut self, max_units: usize) {
         for _ in 0..max_units {
@@ -262,7 +304,14 @@ impl Run {
                 self.decide(decisions);
             }
             Op::Credit { consumer, credit_tokens } => self.group.set_credit(ConsumerId(consumer), credit_tokens),
-            Op::Dispatch { max_units } => self.dispatch(max_units),
+            Op::Dispatch { max_units } => {
+                self.drop_stale();
+                self.dispatch(max_units);
+            }
+            Op::Version { policy, version } => {
+                self.versions.push((policy, version));
+                self.group.trainer_is_on(ConsumerId(0), policy, version);
+            }
             Op::Ack { units, park } => self.ack(&self.pick(&units), park),
             Op::Nack { consumer, units, delay_ms } => {
                 let units = self.pick(&units);
@@ -297,7 +346,13 @@ impl Run {
         let name = |(place, tokens): (usize, &u64)| id(&format!("{source}/{place}/{tokens}"));
         let new: Vec<UnitId> = tokens.iter().enumerate().map(name).collect();
         self.names.extend(new.iter().cloned());
-        let unit = |id: UnitId| NewUnit { tokens: tokens_of(&id), rows: tokens_of(&id) % 3, id, payload: "rows" };
+        let unit = |id: UnitId| NewUnit {
+            tokens: tokens_of(&id),
+            rows: tokens_of(&id) % 3,
+            oldest_versions: versions_of(&id),
+            id,
+            payload: "rows",
+        };
         let record = Record::Push(source, new.into_iter().map(unit).collect());
         self.apply(record);
     }
@@ -330,6 +385,18 @@ impl Run {
             self.make_durable(usize::MAX);
         }
         assert_eq!(self.group.check_invariants(), Ok(()));
+    }
+}
+
+/// Which versions sampled it: of no policy, of one, or of two.
+fn versions_of(unit: &UnitId) -> OldestVersions {
+    let tokens = tokens_of(unit);
+    let (a, b) = ((Arc::from("a"), tokens), (Arc::from("b"), tokens / 2));
+    match tokens % 4 {
+        0 => Box::default(),
+        1 => Box::new([a]),
+        2 => Box::new([b]),
+        _ => Box::new([a, b]),
     }
 }
 

@@ -231,9 +231,6 @@ pub fn consumer_group_settings(
             return Err(not_in_this_release(field("shape"), "a shape other than leaf"));
         }
     }
-    if message.max_staleness_versions.is_some() {
-        return Err(not_in_this_release(field("max_staleness_versions"), "a bound on staleness"));
-    }
     let start = match known(message.start, field("start"))? {
         v1::StartPosition::Unspecified | v1::StartPosition::Earliest => StartPosition::Earliest,
         v1::StartPosition::Latest => StartPosition::Latest,
@@ -243,6 +240,7 @@ pub fn consumer_group_settings(
         policy,
         unit,
         max_row_tokens: max_row_tokens(message.max_row_tokens, field("max_row_tokens"))?,
+        max_staleness_versions: message.max_staleness_versions,
         start,
     })
 }
@@ -280,7 +278,7 @@ pub fn consumer_group_settings_message(settings: &ConsumerGroupSettings) -> v1::
         step: None,
         shape: v1::Shape::Leaf.into(),
         max_row_tokens: settings.max_row_tokens.map_or(0, u64::from),
-        max_staleness_versions: None,
+        max_staleness_versions: settings.max_staleness_versions,
         start: start.into(),
     }
 }

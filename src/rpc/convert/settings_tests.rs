@@ -171,14 +171,13 @@ fn consumer_groups_are_checked_where_they_are_declared() {
     };
     refuses(twice, Reason::InvalidValue, &format!("{path}.consumer_group"));
     type Change = fn(&mut v1::ConsumerGroupSettings);
-    let bad: [(Change, Reason, &str); 9] = [
+    let bad: [(Change, Reason, &str); 8] = [
         (|group| group.unit = v1::Unit::Group.into(), Reason::NotInThisRelease, "unit"),
         (|group| group.unit = v1::Unit::Step.into(), Reason::NotInThisRelease, "unit"),
         (|group| group.unit = 99, Reason::InvalidValue, "unit"),
         (|group| group.step = Some(v1::StepSettings::default()), Reason::NotInThisRelease, "step"),
         (|group| group.shape = v1::Shape::Tree.into(), Reason::NotInThisRelease, "shape"),
         (|group| group.shape = v1::Shape::Packed.into(), Reason::NotInThisRelease, "shape"),
-        (|group| group.max_staleness_versions = Some(1), Reason::NotInThisRelease, "max_staleness_versions"),
         (|group| group.policy = "\n".to_owned(), Reason::InvalidIdentifier, "policy"),
         (|group| group.max_row_tokens = 1 << 32, Reason::InvalidValue, "max_row_tokens"),
     ];

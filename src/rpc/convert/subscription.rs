@@ -5,13 +5,13 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
-use crate::ids::{ConsumerGroupId, RunId};
+use crate::ids::{ConsumerGroupId, Name, RunId};
 use crate::limits;
 use crate::proto::v1::{self, subscribe_request};
 use crate::queue::{ConsumerId, UnitId};
 use crate::store::sequencer::{Command, Subscription, ToConsumer};
 
-use super::fields::{at_most, duration_ms, identifier, missing, not_in_this_release, optional_identifier};
+use super::fields::{at_most, duration_ms, identifier, invalid, missing, not_in_this_release, optional_identifier};
 use super::settings::consumer_group_settings;
 
 /// How often a silent subscription says what it waits for.
@@ -52,13 +52,14 @@ pub fn subscription(
     if message.shard.is_some() || message.step_index.is_some() {
         return Err(not_in_this_release("subscription.shard", "steps for data-parallel ranks"));
     }
-    if message.policy_version.is_some() {
-        return Err(not_in_this_release("subscription.policy_version", "staleness"));
-    }
     at_most(message.held_unit_ids.len(), limits::ACK_UNITS_MAX, "units", "subscription.held_unit_ids")?;
     let held_bytes: usize = message.held_unit_ids.iter().map(String::len).sum();
     at_most(held_bytes, limits::HELD_UNITS_BYTES_MAX, "bytes of unit ids", "subscription.held_unit_ids")?;
     let settings = message.settings.as_ref();
+    if message.ephemeral && settings.is_some_and(|settings| settings.max_staleness_versions.is_some()) {
+        let field = "subscription.settings.max_staleness_versions";
+        return Err(invalid(field, "is given, but an ephemeral subscription takes whatever is finalised"));
+    }
     let settings = settings.map(|settings| consumer_group_settings(settings, "subscription.settings"));
     Ok(Subscription {
         run,
@@ -68,6 +69,7 @@ pub fn subscription(
         settings: settings.transpose()?,
         ephemeral: message.ephemeral,
         credit_tokens: message.credit_tokens,
+        policy_version: message.policy_version,
         held: message.held_unit_ids.iter().map(|id| UnitId::new(id.as_str())).collect(),
         sender,
     })
@@ -92,7 +94,10 @@ pub fn command(consumer: ConsumerId, request: v1::SubscribeRequest) -> Result<Co
         }
         Some(subscribe_request::Request::Credits(credits)) => Ok(Command::Credit(consumer, credits.credit_tokens)),
         Some(subscribe_request::Request::Heartbeat(_)) => Ok(Command::SignOfLife(consumer)),
-        Some(subscribe_request::Request::PolicyVersion(_)) => Err(not_in_this_release("policy_version", "staleness")),
+        Some(subscribe_request::Request::PolicyVersion(said)) => {
+            let policy = optional_identifier(&said.policy, "policy_version.policy", Name::parse)?;
+            Ok(Command::PolicyVersion(consumer, policy, said.version))
+        }
         Some(subscribe_request::Request::Subscription(_)) => {
             let message = "a stream has one subscription, at its beginning";
             Err(Refusal::new(Reason::SubscriptionOrder, message).field("subscription"))

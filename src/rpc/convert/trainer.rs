@@ -42,6 +42,7 @@ pub fn group_settings(definition: &GroupDefinition) -> v1::ConsumerGroupSettings
         unit: unit.into(),
         shape: v1::Shape::Leaf.into(),
         max_row_tokens: definition.max_row_tokens.map_or(0, u64::from),
+        max_staleness_versions: definition.max_staleness_versions,
         ..v1::ConsumerGroupSettings::default()
     }
 }

@@ -3,7 +3,8 @@
 use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
-use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
+use crate::ids::{ConsumerGroupId, Name, RolloutRef, RunId};
+use crate::limits;
 use crate::log::Record;
 use crate::queue::{
     AckResult, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, Joined, ReleaseResult, UnitId,
@@ -32,6 +33,8 @@ pub struct Subscription {
     pub ephemeral: bool,
     /// The most tokens that may be out and unacknowledged at it.
     pub credit_tokens: u64,
+    /// The version of the weights that it is on, if it says so.
+    pub policy_version: Option<u64>,
     /// Units that it still holds.
     pub held: Vec<UnitId>,
     /// Where units and news go.
@@ -147,6 +150,7 @@ pub(super) fn definition(settings: &ConsumerGroupSettings, max_deliveries: u32, 
             Unit::Rollout => UnitKind::Rollout,
         },
         max_row_tokens: settings.max_row_tokens,
+        max_staleness_versions: settings.max_staleness_versions,
         ephemeral,
         max_deliveries,
     }
@@ -228,6 +232,24 @@ impl Sequencer {
         self.sign_of_life(id);
         if let Some(group) = self.group_mut(&run, &consumer_group) {
             group.set_credit(id, tokens);
+        }
+        self.stirred.insert(run);
+    }
+
+    /// A consumer is on this version of a policy, or of what its group takes. What that makes too old is dropped.
+    pub(super) fn policy_version(&mut self, id: ConsumerId, policy: Option<&Name>, version: u64) {
+        let Some((run, consumer_group)) = self.group_of(id) else { return };
+        self.sign_of_life(id);
+        let Some(group) = self.group_mut(&run, &consumer_group) else { return };
+        match judge_version(group, policy) {
+            Ok(()) => group.trainer_is_on(id, policy.map(Name::as_str), version),
+            Err(refusal) => {
+                // A full line ends with its channel all the same.
+                if let Some(consumer) = self.consumers.get(&id) {
+                    let _ = consumer.sender.try_send(ToConsumer::Ended(refusal));
+                }
+                self.leave(id);
+            }
         }
         self.stirred.insert(run);
     }
@@ -322,15 +344,21 @@ impl Sequencer {
         }
     }
 
-    /// Logs what the end of a lease decided; it has its effect when that is durable.
+    /// Logs what the end of a lease, or a trainer's version, decided; it has its effect when that is durable.
     pub(super) fn decide(&mut self, run: &RunId, consumer_group: &ConsumerGroupId, decisions: Vec<Decision>) {
         if self.seeking.contains(run) {
             let of_group = |decision| (run.clone(), consumer_group.clone(), decision);
             return self.deferred_decisions.extend(decisions.into_iter().map(of_group));
         }
-        for Decision::DropUndeliverable { unit } in decisions {
-            tracing::warn!(%run, %consumer_group, unit = unit.as_str(), "a unit is undeliverable");
-            self.drop_unit(run, consumer_group, unit, DropReason::Undeliverable);
+        for decision in decisions {
+            let (unit, reason) = match decision {
+                Decision::DropUndeliverable { unit } => {
+                    tracing::warn!(%run, %consumer_group, unit = unit.as_str(), "a unit is undeliverable");
+                    (unit, DropReason::Undeliverable)
+                }
+                Decision::DropStale { unit } => (unit, DropReason::Stale),
+            };
+            self.drop_unit(run, consumer_group, unit, reason);
         }
     }
 
@@ -354,6 +382,23 @@ impl Sequencer {
     }
 }
 
+/// Whether a consumer of this group may say which version of this policy it is on.
+fn judge_version(group: &ConsumerGroup<u64, UnitRows>, policy: Option<&Name>) -> Result<(), Refusal> {
+    let field = "policy_version.policy";
+    let Some(policy) = policy else { return Ok(()) };
+    if let Some(taken) = group.definition().policy.as_ref().filter(|taken| *taken != policy.as_str()) {
+        let message = format!("the consumer group takes policy {taken:?}, not {policy:?}");
+        return Err(Refusal::new(Reason::InvalidValue, message).field(field));
+    }
+    if group.trainer_version_of(policy.as_str()).is_none()
+        && group.named_trainer_versions() >= limits::RUN_TRAINED_POLICIES_MAX
+    {
+        let message = format!("versions of {} policies were said, as many as may be", limits::RUN_TRAINED_POLICIES_MAX);
+        return Err(Refusal::new(Reason::OverLimit, message).field(field));
+    }
+    Ok(())
+}
+
 pub(super) fn unit_not_found(consumer_group: &ConsumerGroupId, unit: Option<&UnitId>) -> Refusal {
     let message = match unit {
         Some(unit) => format!("consumer group {consumer_group:?} has no undeliverable unit {:?}", unit.as_str()),
@@ -370,6 +415,8 @@ pub(super) fn in_words(definition: &GroupDefinition) -> String {
         UnitKind::Rollout => "rollouts",
     };
     let longest = definition.max_row_tokens.map_or_else(String::new, |tokens| format!(" of at most {tokens} tokens"));
+    let stale = definition.max_staleness_versions;
+    let stale = stale.map_or_else(String::new, |versions| format!(", at most {versions} versions behind"));
     let ephemeral = if definition.ephemeral { ", ephemeral" } else { "" };
-    format!("{unit}{longest} of {policy}{ephemeral}")
+    format!("{unit}{longest} of {policy}{stale}{ephemeral}")
 }

@@ -1,7 +1,7 @@
 //! What goes out: units to consumers that have credit, and news to those concerned.
 
 use crate::ids::{ConsumerGroupId, RunId};
-use crate::limits::{DISPATCH_UNITS_AT_ONCE, EPHEMERAL_NEWS_ROOM};
+use crate::limits::{DISPATCH_STALE_AT_ONCE, DISPATCH_UNITS_AT_ONCE, EPHEMERAL_NEWS_ROOM};
 use crate::queue::ConsumerId;
 
 use super::Sequencer;
@@ -14,8 +14,17 @@ impl Sequencer {
         for run_id in std::mem::take(&mut self.stirred) {
             let Some(run) = self.runs.get_mut(&run_id) else { continue };
             run.shared.watchers.run_changes();
-            let mut lost = Vec::new();
-            for (_, group) in run.queue.groups_mut() {
+            let (mut lost, mut stale) = (Vec::new(), Vec::new());
+            for (name, group) in run.queue.groups_mut() {
+                let decisions = group.judge_stale(now_ms, DISPATCH_STALE_AT_ONCE);
+                let may_be_more = decisions.len() == DISPATCH_STALE_AT_ONCE;
+                if let Some(name) = ConsumerGroupId::parse(name).ok().filter(|_| !decisions.is_empty()) {
+                    stale.push((name, decisions));
+                }
+                if may_be_more {
+                    self.stirred.insert(run_id.clone());
+                    continue;
+                }
                 loop {
                     let room = group.definition().ephemeral.then(|| {
                         let members = group.consumer_ids().filter_map(|id| self.consumers.get(&id));
@@ -49,6 +58,9 @@ impl Sequencer {
             }
             let next_ms = run.next_deadline_ms().filter(|_| !self.seeking.contains(&run_id));
             self.deadlines.put(&run_id, next_ms);
+            for (consumer_group, decisions) in stale {
+                self.decide(&run_id, &consumer_group, decisions);
+            }
             for consumer in lost {
                 self.leave(consumer);
             }

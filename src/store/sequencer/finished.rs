@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::forest::plan::PolicyPlan;
+use crate::forest::plan::{PolicyPlan, RowPlan};
 use crate::group::Member;
 use crate::ids::{ConsumerGroupId, GroupId, Name, RolloutRef, RunId, rollout_unit_id, row_id};
 use crate::limits;
@@ -164,6 +164,10 @@ impl Retained {
             only,
             share: Arc::clone(&self.share),
         };
+        let versions = |plan: &PolicyPlan, rows: &[RowPlan]| {
+            let oldest = rows.iter().filter_map(|row| row.oldest_version).min();
+            definition.max_staleness_versions.and(oldest).map(|oldest| (Arc::from(plan.policy.as_str()), oldest))
+        };
         match definition.unit {
             UnitKind::Row => {
                 let rows = plans
@@ -174,7 +178,8 @@ impl Retained {
                     let leaf = rollout.facts().forest.call(row.leaf).id();
                     let id = row_id(&key.run, &key.rollout, self.attempt, &plan.policy, leaf);
                     let (tokens, payload) = (u64::from(row.tokens), unit(Some((at, place))));
-                    NewUnit { id: UnitId::new(id), tokens, rows: 1, payload }
+                    let oldest_versions = versions(plan, std::slice::from_ref(row)).into_iter().collect();
+                    NewUnit { id: UnitId::new(id), tokens, rows: 1, oldest_versions, payload }
                 });
                 new.collect()
             }
@@ -186,7 +191,8 @@ impl Retained {
                 }
                 let policy = definition.policy.as_deref().and_then(|policy| Name::parse(policy).ok());
                 let id = rollout_unit_id(&key.run, &key.rollout, self.attempt, policy.as_ref());
-                vec![NewUnit { id: UnitId::new(id), tokens, rows, payload: unit(None) }]
+                let oldest_versions = plans.iter().filter_map(|plan| versions(plan, &plan.rows)).collect();
+                vec![NewUnit { id: UnitId::new(id), tokens, rows, oldest_versions, payload: unit(None) }]
             }
         }
     }

@@ -165,6 +165,9 @@ impl Sequencer {
             },
             sender: subscription.sender,
         };
+        if let Some(version) = subscription.policy_version {
+            group.trainer_is_on(id, None, version);
+        }
         run.retention.is_not_idle(&consumer.consumer_group);
         self.consumers.insert(id, consumer);
         self.stirred.insert(subscription.run);

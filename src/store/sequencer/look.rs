@@ -119,6 +119,8 @@ pub struct ConsumerGroupLook {
     pub consumers: Vec<ConsumerFigures>,
     /// The first few units that are undeliverable, and how many there are.
     pub undeliverable: (Vec<String>, u64),
+    /// How often it was sought back.
+    pub seek_count: u64,
     /// What became of the calls that it was given, by policy.
     pub calls: Vec<(Name, CallCounts)>,
     /// What became of its rows.
@@ -219,6 +221,7 @@ impl RunState {
             stats: group.stats(now_ms),
             consumers,
             undeliverable: (undeliverable, count),
+            seek_count: group.seek_count(),
             rollouts: self.rollouts_now(),
         }
     }

@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::error::Refusal;
 use crate::group::Group;
-use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
+use crate::ids::{ConsumerGroupId, GroupId, Name, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::totals::RunTotals;
 use crate::log::{Position, Record};
@@ -103,6 +103,8 @@ pub enum Command {
     Nack(ConsumerId, Vec<UnitId>, Option<u64>),
     /// A consumer's window of tokens.
     Credit(ConsumerId, u64),
+    /// A consumer is on this version of a policy's weights; of whatever its group takes, if that is not said.
+    PolicyVersion(ConsumerId, Option<Name>, u64),
     /// A consumer is alive.
     SignOfLife(ConsumerId),
     /// A consumer's line has room again.
@@ -391,6 +393,9 @@ impl Sequencer {
             Command::Ack(consumer, units, seek_count) => self.ack(consumer, units, seek_count),
             Command::Nack(consumer, units, delay_ms) => self.nack(consumer, &units, delay_ms),
             Command::Credit(consumer, tokens) => self.credit(consumer, tokens),
+            Command::PolicyVersion(consumer, policy, version) => {
+                self.policy_version(consumer, policy.as_ref(), version);
+            }
             Command::SignOfLife(consumer) => self.sign_of_life(consumer),
             Command::Room(consumer) => self.room(consumer),
             Command::Waiting(consumer, reply) => drop(reply.send(self.waiting(consumer))),

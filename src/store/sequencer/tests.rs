@@ -40,6 +40,7 @@ fn join(sequencer: &mut Sequencer, of: usize, number: u64) -> mpsc::Receiver<ToC
         settings: None,
         ephemeral: true,
         credit_tokens: 1,
+        policy_version: None,
         held: Vec::new(),
         sender,
     };

@@ -144,10 +144,10 @@ proptest! {
             |rollout| run(RunSettings { rollout: Arc::new(rollout), ..RunSettings::with_defaults() })
         );
         each_field!(
-            ConsumerGroupSettings { policy, unit, max_row_tokens, start }, of_group.0, of_group.1, of_consumer_group
+            ConsumerGroupSettings { policy, unit, max_row_tokens, max_staleness_versions, start }, of_group.0, of_group.1, of_consumer_group
         );
         each_field!(
-            GroupDefinition { policy, unit, max_row_tokens, ephemeral, max_deliveries },
+            GroupDefinition { policy, unit, max_row_tokens, max_staleness_versions, ephemeral, max_deliveries },
             definition.0,
             definition.1,
             of_definition

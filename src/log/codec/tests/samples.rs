@@ -89,11 +89,24 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
                 consumer_group_idle_expiry_ms: 3_600_000,
                 ..RunSettings::clone(&settings)
             };
+            let plain = Arc::clone(&settings.rollout);
             let credited = RunSettings { rollout: Arc::new(credited(&settings.rollout)), ..settings.clone() };
             let (one, settings) = (run.clone(), Arc::new(settings));
             later.push(("run_that_retains", Record::Run { run, settings_version, settings }));
             let settings = Arc::new(credited);
-            later.push(("run_with_rules_of_credit", Record::Run { run: one, settings_version, settings }));
+            later.push((
+                "run_with_rules_of_credit",
+                Record::Run { run: one.clone(), settings_version, settings: settings.clone() },
+            ));
+            let mut bounded = RunSettings::clone(&settings);
+            bounded.rollout = Arc::clone(&plain);
+            bounded.consumer_groups[0].1.max_staleness_versions = Some(4);
+            let settings = Arc::new(bounded);
+            later.push(("run_with_a_bound_of_staleness", Record::Run { run: one, settings_version, settings }));
+        } else if let Record::ConsumerGroup { run, consumer_group, mut definition, from_earliest } = record {
+            definition.max_staleness_versions = Some(4);
+            let record = Record::ConsumerGroup { run, consumer_group, definition, from_earliest };
+            later.push(("consumer_group_with_a_bound_of_staleness", record));
         } else if let Record::RunSnapshot { run, settings_version, settings, created_unix_ms, mut consumer_groups } =
             record
         {
@@ -168,6 +181,7 @@ fn of_runs() -> Vec<(&'static str, Record)> {
         policy: Some(Name::literal("main")),
         unit: Unit::Rollout,
         max_row_tokens: Some(32_768),
+        max_staleness_versions: None,
         start: StartPosition::Latest,
     };
     let settings = RunSettings {
@@ -301,6 +315,7 @@ fn of_consumer_groups() -> Vec<(&'static str, Record)> {
         policy: Some("main".to_owned()),
         unit: UnitKind::Rollout,
         max_row_tokens: Some(32_768),
+        max_staleness_versions: None,
         ephemeral: true,
         max_deliveries: 5,
     };
@@ -342,6 +357,7 @@ fn of_snapshots() -> Vec<(&'static str, Record)> {
         policy: None,
         unit: UnitKind::Row,
         max_row_tokens: None,
+        max_staleness_versions: None,
         ephemeral: false,
         max_deliveries: 5,
     };

@@ -252,8 +252,14 @@ pub(super) fn rollout_settings() -> BoxedStrategy<RolloutSettings> {
 pub(super) fn consumer_group_settings() -> BoxedStrategy<ConsumerGroupSettings> {
     let unit = select(&[Unit::Row, Unit::Rollout]);
     let start = select(&[StartPosition::Earliest, StartPosition::Latest]);
-    (option::of(id!(Name)), unit, any::<Option<u32>>(), start)
-        .prop_map(|(policy, unit, max_row_tokens, start)| ConsumerGroupSettings { policy, unit, max_row_tokens, start })
+    (option::of(id!(Name)), unit, any::<(Option<u32>, Option<u64>)>(), start)
+        .prop_map(|(policy, unit, (max_row_tokens, max_staleness_versions), start)| ConsumerGroupSettings {
+            policy,
+            unit,
+            max_row_tokens,
+            max_staleness_versions,
+            start,
+        })
         .boxed()
 }
 
@@ -279,13 +285,14 @@ pub(super) fn run_settings() -> BoxedStrategy<RunSettings> {
 
 pub(super) fn definition() -> BoxedStrategy<GroupDefinition> {
     let unit = select(&[UnitKind::Row, UnitKind::Rollout]);
-    (option::of(text()), unit, any::<(Option<u32>, bool, u32)>())
+    (option::of(text()), unit, any::<(Option<u32>, bool, u32, Option<u64>)>())
         .prop_map(|(policy, unit, rest)| GroupDefinition {
             policy,
             unit,
             max_row_tokens: rest.0,
             ephemeral: rest.1,
             max_deliveries: rest.2,
+            max_staleness_versions: rest.3,
         })
         .boxed()
 }

@@ -243,7 +243,7 @@ pub fn consumer_group(
             credit_tokens: facts.credit_tokens,
             leased_tokens: facts.in_flight.tokens,
             leased_units: facts.in_flight.units,
-            policy_version: None,
+            policy_version: facts.policy_version,
             last_request_time: Some(timestamp(unix_ms.saturating_sub(silent_ms))),
         }
     };
@@ -265,6 +265,7 @@ pub fn consumer_group(
         ledgers: policy_ledgers(&look.calls),
         rows: Some(row_ledger(&look.rows)),
         undeliverable_units: look.undeliverable.1,
+        seek_count: look.seek_count,
     }
 }
 
