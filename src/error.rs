@@ -127,6 +127,8 @@ reasons! {
     LogUnreadable = Unavailable "log_unreadable",
     /// Memory is short.
     MemoryFull = ResourceExhausted "memory_full",
+    /// As many groups are ahead of the trainers as the run lets there be.
+    LeadFull = ResourceExhausted "lead_full",
     /// The service holds as much as it may.
     ServiceFull = ResourceExhausted "service_full",
     /// No such run.

@@ -24,6 +24,8 @@ pub const ROLLOUT_AGENTS_MAX: usize = 10_000;
 pub const ROLLOUT_AGENT_FACTS_MAX: usize = 4 * ROLLOUT_AGENTS_MAX;
 /// Most calls and agents of a rollout that have credits.
 pub const ROLLOUT_CREDITS_MAX: usize = ROLLOUT_CALLS_MAX + ROLLOUT_AGENTS_MAX;
+/// Largest process reward, and largest factor, up to its sign: products and sums of several stay finite.
+pub const CREDIT_VALUE_MAX: f64 = 1e30;
 /// Most distinct small names (policies, models, kinds, finish reasons) in a rollout.
 pub const ROLLOUT_NAMES_MAX: usize = 10_000;
 /// Most spans of policy versions in a call.
@@ -152,7 +154,7 @@ pub const GROUP_MEMBER_BYTES: u64 = 96;
 /// Estimated bytes of a tombstone with its place in the map and its ids' texts of usual length.
 pub const TOMBSTONE_BYTES: u64 = 704;
 /// Estimated bytes of a unit in a consumer group's line, without its id's text.
-pub const UNIT_BYTES: u64 = 464;
+pub const UNIT_BYTES: u64 = 496;
 
 /// Largest message taken from a client.
 pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -178,6 +180,8 @@ pub const BATCH_DECODED_BYTES_MAX: usize = 64 << 20;
 pub const NOT_YET_LISTED_MAX: usize = 64;
 /// States that a filter names.
 pub const FILTER_STATES_MAX: usize = 64;
+/// What the lists of a request take decoded above which it is decoded in a lane.
+pub const LISTS_LARGE_BYTES: usize = 256 << 10;
 /// Messages of a stream below this are not counted before they are decoded.
 pub const COUNTED_MESSAGE_BYTES_MIN: usize = 512;
 /// Requests to the sequencing task on their way.
@@ -186,6 +190,8 @@ pub const COMMANDS_OUTSTANDING_MAX: usize = 4096;
 pub const COMMANDS_AT_ONCE: usize = 256;
 /// Units given out to one consumer group before others have their turn.
 pub const DISPATCH_UNITS_AT_ONCE: usize = 64;
+/// When it may be worth opening a group again that would be too far ahead of the trainers.
+pub const LEAD_RETRY_AFTER_MS: u64 = 1000;
 /// Units of one consumer group that are found to be too old before others have their turn.
 pub const DISPATCH_STALE_AT_ONCE: usize = 1024;
 /// Rollouts whose deadline has come that are looked at before others have their turn.
@@ -254,6 +260,8 @@ pub const TURN_PAUSE_US: u64 = 50;
 /// Bytes that a connection reads for each unit of the budget of 128 after which its task gives way.
 pub const CONNECTION_READ_UNIT_BYTES: usize = 8 << 10;
 
+/// What the transport holds of each frame of DATA that is not read, besides its payload.
+pub const HTTP2_DATA_FRAME_BYTES: usize = 512;
 /// HTTP/2 window of one stream.
 pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 2 << 20;
 /// HTTP/2 window of one connection.

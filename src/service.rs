@@ -235,7 +235,8 @@ async fn say_progress(progress: Arc<Progress>, begun: Instant, telemetry: Arc<Te
         let left = total.saturating_sub(read);
         telemetry.set_replay(begun.elapsed(), left);
         let estimate = match begun.elapsed().as_millis() * u128::from(left) / u128::from(read.max(1)) {
-            _ if read == 0 => String::new(),
+            // The first bytes say little of how fast the rest goes.
+            _ if read < total.div_ceil(100) => String::new(),
             left_ms => format!(", some {} s are left", left_ms.div_ceil(1000)),
         };
         let megabytes = |bytes: u64| bytes / 1_000_000;

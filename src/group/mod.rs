@@ -41,6 +41,8 @@ pub struct Group {
     members: BTreeMap<RolloutId, Standing>,
     /// Members that are open, or whose next attempt will come.
     unfinished: usize,
+    /// Members that are open.
+    open: usize,
     /// Members of which at least a tombstone is there.
     remembered: usize,
 }
@@ -109,6 +111,7 @@ impl Group {
         let standing = Standing { attempt, member: Member::Open, remembered: true };
         let before = self.members.insert(rollout.clone(), standing);
         self.unfinished += usize::from(!before.is_some_and(|before| before.member.is_unfinished()));
+        self.open += usize::from(!before.is_some_and(|before| before.member == Member::Open));
         self.remembered += usize::from(!before.is_some_and(|before| before.remembered));
         before.is_none()
     }
@@ -125,6 +128,8 @@ impl Group {
         {
             self.unfinished -= usize::from(standing.member.is_unfinished());
             self.unfinished += usize::from(now.is_unfinished());
+            self.open -= usize::from(standing.member == Member::Open);
+            self.open += usize::from(now == Member::Open);
             standing.member = now;
         }
     }
@@ -140,6 +145,12 @@ impl Group {
             self.remembered -= 1;
         }
         self.remembered == 0
+    }
+
+    /// Whether some member is open.
+    #[must_use]
+    pub fn has_open_member(&self) -> bool {
+        self.open > 0
     }
 
     /// Whether nothing more can come of it: it is whole, or its size was never said, and no member is open or to come.

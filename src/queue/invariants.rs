@@ -21,6 +21,7 @@ struct Recount {
     line: BTreeSet<UnitNumber>,
     delayed: BTreeSet<(u64, UnitNumber)>,
     undeliverable: BTreeSet<UnitNumber>,
+    families: BTreeMap<u64, usize>,
     leases: BTreeMap<ConsumerId, (BTreeSet<(u64, UnitNumber)>, u64)>,
 }
 
@@ -80,6 +81,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let mut recount = Recount::default();
         for (&number, unit) in &self.ledger.units {
             recount.add(number, unit.place, unit.tokens, unit.rows);
+            if unit.place.is_in_line() {
+                *recount.families.entry(unit.family).or_default() += 1;
+            }
             require(self.ledger.numbers.get(&unit.id) == Some(&number), "5: each unit is found under its id")?;
             require(
                 unit.payload.is_some() == unit.place.keeps_payload(),
@@ -89,6 +93,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         require(self.ledger.numbers.len() == self.ledger.units.len(), "5: no id without its unit")?;
         self.check_counts(&recount)?;
         require(recount.line == self.ledger.waiting, "3: the line holds the waiting units")?;
+        require(recount.families == self.ledger.families, "11: families are counted by their waiting units")?;
         require(recount.delayed == self.ledger.delayed, "3: the delayed units are in their order")?;
         let undeliverable = recount.undeliverable == self.ledger.undeliverable;
         require(undeliverable, "3: the undeliverable units are those that were dropped as such")?;

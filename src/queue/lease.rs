@@ -122,6 +122,18 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         nacked
     }
 
+    /// A unit that a consumer was given cannot be given to anybody: it is parked, and dropped as undeliverable. Does nothing if
+    /// that consumer does not have it any more.
+    pub fn cannot_be_given(&mut self, consumer: ConsumerId, id: &UnitId) -> Option<Decision> {
+        let (number, place) = self.ledger.place_of(id)?;
+        if !matches!(place, Place::Leased { consumer: holder, .. } if holder == consumer) {
+            return None;
+        }
+        self.relocate(number, Place::Parked(ParkedFor::Drop(DropReason::Undeliverable)));
+        self.verify();
+        Some(Decision::DropUndeliverable { unit: id.clone() })
+    }
+
     /// Ends what has run out by now: delays, and leases of consumers that gave no sign of life. Until they give one, others
     /// are served before them.
     pub fn tick(&mut self, now_ms: u64) -> Ticked {

@@ -168,6 +168,8 @@ pub(super) struct Ledger<K, P> {
     pub(super) undeliverable: BTreeSet<UnitNumber>,
     /// Those that wait, by what sampled them.
     pub(super) by_version: ByVersion,
+    /// How many of each family wait, or are put off.
+    pub(super) families: BTreeMap<u64, usize>,
     pub(super) counts: Counts,
     /// The last moment at which a unit changed that is not remembered any more.
     pub(super) forgotten_through: u64,
@@ -186,6 +188,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             delayed: BTreeSet::new(),
             undeliverable: BTreeSet::new(),
             by_version: ByVersion::default(),
+            families: BTreeMap::new(),
             counts: Counts::default(),
             forgotten_through: 0,
             blurred: None,
@@ -212,6 +215,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         self.numbers.insert(new.id.clone(), number);
         self.waiting.insert(number);
         self.by_version.insert(number, &new.oldest_versions);
+        *self.families.entry(new.family).or_default() += 1;
         self.counts.pushed.add(new.tokens, new.rows);
         self.counts.waiting.add(new.tokens, new.rows);
         let unit = Unit {
@@ -223,6 +227,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             deliveries: 0,
             place: Place::Waiting,
             history: History::default(),
+            family: new.family,
             oldest_versions: new.oldest_versions,
             payload: Some(new.payload),
         };
@@ -239,6 +244,11 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             unit.payload = None;
         }
         let source = unit.source.clone();
+        match (from.is_in_line(), to.is_in_line()) {
+            (true, false) => leave(&mut self.families, unit.family),
+            (false, true) => *self.families.entry(unit.family).or_default() += 1,
+            (true, true) | (false, false) => {}
+        }
         match (from, to) {
             (Place::Waiting, Place::Waiting) => {}
             (Place::Waiting, _) => self.by_version.remove(number, &unit.oldest_versions),
@@ -347,5 +357,15 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
     pub(super) fn head(&self) -> Option<(UnitNumber, &Unit<K, P>)> {
         let number = *self.waiting.first()?;
         Some((number, self.units.get(&number)?))
+    }
+}
+
+/// One unit of the family waits no more.
+fn leave(families: &mut BTreeMap<u64, usize>, family: u64) {
+    if let Some(count) = families.get_mut(&family) {
+        *count -= 1;
+        if *count == 0 {
+            families.remove(&family);
+        }
     }
 }

@@ -33,6 +33,7 @@
 //! 8. A payload is kept exactly as long as it may be wanted.
 //! 9. An ephemeral group has no leases, remembers nothing settled, and keeps its bound.
 //! 10. Waiting units, and no others, are found by the versions that sampled them.
+//! 11. Of each family the units are counted that wait or are put off.
 
 mod consumers;
 mod definition;

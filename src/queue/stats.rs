@@ -149,6 +149,11 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.ledger.counts.waiting.tally.units > 0
     }
 
+    /// The families of which some unit is ready, or put off for a while, and at no consumer.
+    pub fn waiting_families(&self) -> impl Iterator<Item = u64> {
+        self.ledger.families.keys().copied()
+    }
+
     /// The units that are undeliverable and can be released by hand, in the order in which they were made.
     pub fn undeliverable(&self) -> impl ExactSizeIterator<Item = &UnitId> {
         self.ledger.undeliverable.iter().map(|number| &self.ledger.units[number].id)

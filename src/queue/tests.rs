@@ -51,6 +51,7 @@ pub(super) fn units(units: &[(&str, u64)]) -> Vec<NewUnit<&'static str>> {
             id: id(name),
             tokens,
             rows: 1,
+            family: 0,
             oldest_versions: Box::default(),
             payload: "rows",
         })

@@ -53,6 +53,8 @@ pub struct NewUnit<P> {
     pub tokens: u64,
     /// How many rows it holds: what the ledger of rows is counted in.
     pub rows: u64,
+    /// Which units belong together for the pace of a run: those of a group.
+    pub family: u64,
     /// Which versions sampled it, where its group has a bound of staleness; else empty.
     pub oldest_versions: OldestVersions,
     /// A handle to its rows, which the queue never looks into.
@@ -140,6 +142,14 @@ impl Place {
         }
     }
 
+    /// Whether it is in the line, or put off: nobody has it.
+    pub(super) fn is_in_line(self) -> bool {
+        match self {
+            Self::Waiting | Self::Delayed { .. } => true,
+            Self::Leased { .. } | Self::Parked(_) | Self::Acknowledged | Self::Dropped(_) => false,
+        }
+    }
+
     /// Whether the payload may still be wanted: a settled unit frees it, unless it can be released.
     pub(super) fn keeps_payload(self) -> bool {
         match self {
@@ -162,6 +172,7 @@ pub(super) struct Unit<K, P> {
     pub(super) deliveries: u32,
     pub(super) place: Place,
     pub(super) history: History,
+    pub(super) family: u64,
     pub(super) oldest_versions: OldestVersions,
     /// `None` once it was freed; see [`Place::keeps_payload`].
     pub(super) payload: Option<P>,

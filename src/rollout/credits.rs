@@ -5,12 +5,12 @@
 //!
 //! What they come to for one call is in [`Facts::may_train`] and [`Facts::credit_of`].
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use crate::error::{Reason, Refusal};
 use crate::forest::Forest;
-use crate::forest::call::{AgentIndex, CallFacts, CallIndex};
+use crate::forest::call::{AgentIndex, Call, CallFacts, CallIndex};
 use crate::forest::link::CallSet;
 use crate::ids::{AgentId, CallId};
 use crate::limits;
@@ -241,39 +241,62 @@ impl Facts {
             let message = format!("a rollout has credits for at most {} calls and agents", limits::ROLLOUT_CREDITS_MAX);
             return Err(Refusal::new(Reason::RolloutFull, message));
         }
+        let refused = |at: usize, refusal: Refusal| refusal.field(format!("{}.train", path(at)));
+        if let Some((at, refusal)) = self.without_logprobs(&new, &now) {
+            return Err(refused(at, refusal));
+        }
+        Ok(new.into_iter().map(|(_, credit)| credit).collect())
+    }
+
+    /// Which of these credits, by its place, would have a call train that came without log-probabilities, where the run requires
+    /// them. One pass over the calls if agents are credited, however many.
+    fn without_logprobs(
+        &self,
+        new: &[(usize, Credit)],
+        now: &BTreeMap<&CreditTarget, CreditValues>,
+    ) -> Option<(usize, Refusal)> {
+        let trains = || new.iter().filter(|(_, credit)| credit.values.train == Some(true));
+        if !self.settings.require_logprobs || trains().next().is_none() {
+            return None;
+        }
+        let (mut calls, mut agents) = (HashMap::new(), HashMap::new());
+        for (at, credit) in trains() {
+            match &credit.target {
+                CreditTarget::Call(call) => calls.extend(self.forest.find(call).map(|call| (call, *at))),
+                CreditTarget::Agent(agent) => agents.extend(self.forest.find_agent(agent).map(|agent| (agent, *at))),
+            }
+        }
+        let known = self.credits.as_deref();
         let stays_out = |call: &CallId| {
             let target = CreditTarget::Call(call.clone());
             let values = now.get(&target).copied().or_else(|| known.and_then(|book| book.of(&target)));
             values.and_then(|values| values.train) == Some(false)
         };
-        for (at, credit) in &new {
-            self.judge_logprobs(credit, stays_out).map_err(|refusal| refusal.field(format!("{}.train", path(*at))))?;
-        }
-        Ok(new.into_iter().map(|(_, credit)| credit).collect())
-    }
-
-    /// A credit must not have a call train that came without log-probabilities, where the run requires them.
-    fn judge_logprobs(&self, new: &Credit, stays_out: impl Fn(&CallId) -> bool) -> Result<(), Refusal> {
-        if new.values.train != Some(true) || !self.settings.require_logprobs {
-            return Ok(());
-        }
-        let lacks = |index: &CallIndex| {
-            let call = self.forest.call(*index);
-            !call.has_logprobs() && !call.is_empty() && self.settings.trains(self.forest.policy(*index))
+        let lacks = |index: CallIndex, call: &Call| {
+            !call.has_logprobs() && !call.is_empty() && self.settings.trains(self.forest.policy(index))
         };
-        let found = match &new.target {
-            CreditTarget::Call(call) => self.forest.find(call).filter(lacks),
-            CreditTarget::Agent(agent) => self.forest.find_agent(agent).and_then(|agent| {
-                let calls = self.forest.calls().filter(|(_, call)| call.agent() == agent && !stays_out(call.id()));
-                calls.map(|(index, _)| index).find(lacks)
-            }),
+        let would_train = |index: CallIndex, call: &Call| {
+            let own = calls.get(&index).copied();
+            own.or_else(|| agents.get(&call.agent()).copied().filter(|_| !stays_out(call.id())))
         };
-        let Some(index) = found else { return Ok(()) };
-        let call = self.forest.call(index).id();
+        let (at, call) = if agents.is_empty() {
+            let named = calls.iter().map(|(index, at)| (*at, *index, self.forest.call(*index)));
+            named
+                .filter(|(_, index, call)| lacks(*index, call))
+                .min_by_key(|(at, ..)| *at)
+                .map(|(at, _, call)| (at, call))
+        } else {
+            let mut all = self.forest.calls().filter(|(index, call)| lacks(*index, call));
+            all.find_map(|(index, call)| Some((would_train(index, call)?, call)))
+        }?;
         let message = format!(
-            "call {call:?} would train, which came without log-probabilities (the run's require_logprobs = false allows that)"
+            "call {:?} would train, which came without log-probabilities (the run's require_logprobs = false allows that)",
+            call.id()
         );
-        Err(about(Refusal::new(Reason::LogprobsMissing, message), &new.target))
+        Some((
+            at,
+            Refusal::new(Reason::LogprobsMissing, message).call(call.id()).agent(self.forest.agent(call.agent()).id()),
+        ))
     }
 
     pub(super) fn apply_credits(&mut self, credits: Vec<Credit>) {

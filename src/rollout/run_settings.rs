@@ -77,6 +77,8 @@ pub struct RunSettings {
     pub retention_ms: u64,
     /// How long rows are kept that no consumer group was given.
     pub unclaimed_retention_ms: u64,
+    /// How many groups may be open or wait ahead of the slowest required consumer group before no more are opened; none: any number.
+    pub max_lead_groups: Option<u32>,
     /// How many bytes of memory and log such rows may take; none: no limit of their own.
     pub unclaimed_retention_bytes: Option<u64>,
     /// How long a consumer group may be without a subscription before it expires.
@@ -96,6 +98,7 @@ impl RunSettings {
             required_consumer_groups: Vec::new(),
             retention_ms: RETENTION_MS,
             unclaimed_retention_ms: UNCLAIMED_RETENTION_MS,
+            max_lead_groups: None,
             unclaimed_retention_bytes: None,
             consumer_group_idle_expiry_ms: CONSUMER_GROUP_IDLE_EXPIRY_MS,
         }

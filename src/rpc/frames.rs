@@ -1,5 +1,7 @@
 //! Where the frames of HTTP/2 begin and end in what a connection has sent: what of it counts as unread, and which requests begin.
 
+use crate::limits;
+
 use super::unread::ConnectionUnread;
 
 /// The first bytes of a connection, before its frames.
@@ -96,6 +98,10 @@ impl Frames {
         self.padding_comes = kind == DATA && flags & PADDED != 0 && self.payload_left > 0;
         let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
         // Those at a body's end are of a stream that has begun before.
+        if kind == DATA {
+            self.partial = limits::HTTP2_DATA_FRAME_BYTES;
+            unread.came(self.partial);
+        }
         if kind == HEADERS && stream > self.last_stream {
             self.last_stream = stream;
             unread.begun();

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use prost::Message;
@@ -30,7 +31,7 @@ use crate::store::report::{Answer, Reply};
 use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
-use super::receive::{HeldRoom, Messages, Received, messages};
+use super::receive::{HeldRoom, Messages, Received, messages, received};
 use super::turns::Turn;
 use super::{OpenStream, Shared, convert, draining, ended_message, refused};
 
@@ -200,12 +201,12 @@ impl ReportStream {
                     }
                 }
                 request = self.requests.request(), if takes => match request {
-                    Ok(Some(request)) => {
-                        let answer = self.answered(request).await;
-                        self.put(answer, room);
-                    }
+                    Ok(Some(request)) => match self.answered(request).await {
+                        Ok(answer) => self.put(answer, room),
+                        // What is no message cannot be answered with a sequence number.
+                        Err(broken) => self.end = Some(Err(broken)),
+                    },
                     Ok(None) => self.end = Some(Ok(())),
-                    // What is no message cannot be answered with a sequence number.
                     Err(broken) => self.end = Some(Err(broken)),
                 },
                 () = self.shared.store.durable(first.unwrap_or_default()), if first.is_some() => {}
@@ -217,12 +218,13 @@ impl ReportStream {
 }
 
 impl ReportStream {
-    async fn answered(&mut self, request: Received) -> Outgoing {
+    /// The answer to a request; an error if it is no message.
+    async fn answered(&mut self, request: Bytes) -> Result<Outgoing, Status> {
         let Self { shared, reporter, turn, .. } = self;
         let clock = shared.store.clock();
         let arrived_us = clock.now_us();
         turn.give_way(&shared.lanes, arrived_us).await;
-        let (answer, position) = match request {
+        let (answer, position) = match received(request, turn, &shared.lanes).await? {
             Received::Request(request) => {
                 let _in_flight = shared.in_flight(weight(&request)).await;
                 shared.answer(Some(*reporter), request).await
@@ -238,7 +240,7 @@ impl ReportStream {
         };
         turn.worked(arrived_us, clock.now_us());
         let response = v1::ReportResponse { response: Some(report_response::Response::Answer(answer)) };
-        Outgoing::new(response, position, Some(arrived_us))
+        Ok(Outgoing::new(response, position, Some(arrived_us)))
     }
 
     /// Room for one more answer, however much it will hold: some are free for each stream, the others of the service's.

@@ -304,7 +304,9 @@ async fn write(shared: Shared, mut joined: Joined, outgoing: Outgoing) -> Wrote 
         let sent = match next {
             None => return Wrote::All,
             Some(ToConsumer::Unit(_)) if joined.leaving.load(Ordering::Relaxed) => true,
-            Some(ToConsumer::Unit(delivery)) => send_unit(&shared, *delivery, joined.ephemeral, &outgoing).await,
+            Some(ToConsumer::Unit(delivery)) => {
+                send_unit(&shared, *delivery, (joined.consumer, joined.ephemeral), &outgoing).await
+            }
             Some(ToConsumer::Acks(results)) => {
                 let sent = send_results(&outgoing, &results, joined.ephemeral).await;
                 joined.acks.answered(results.len());
@@ -377,7 +379,12 @@ async fn send_heartbeat(shared: &Shared, consumer: ConsumerId, outgoing: &Outgoi
 }
 
 /// Sends a unit in parts, of which only one is in memory at a time.
-async fn send_unit(shared: &Shared, delivery: UnitDelivery, ephemeral: bool, outgoing: &Outgoing) -> bool {
+async fn send_unit(
+    shared: &Shared,
+    delivery: UnitDelivery,
+    (consumer, ephemeral): (ConsumerId, bool),
+    outgoing: &Outgoing,
+) -> bool {
     let rows = &delivery.rows;
     let waited_ms = shared.store.clock().now_ms().saturating_sub(rows.finalised_at_ms);
     if let (1, Some(run)) = (delivery.delivery_number, shared.store.run(&rows.about.run)) {
@@ -404,6 +411,9 @@ async fn send_unit(shared: &Shared, delivery: UnitDelivery, ephemeral: bool, out
             Ok(Some(rollout)) => rollout,
             Ok(None) if !parts.have_begun() => return passed_over(shared, &unit, ephemeral, outgoing).await,
             Ok(None) => return broken_off(outgoing, &unit),
+            Err(refusal) if refusal.reason == Reason::LogUnreadable && !parts.have_begun() => {
+                return unreadable(shared, (consumer, ephemeral), unit, outgoing).await;
+            }
             Err(refusal) => {
                 outgoing.end(refused(refusal));
                 return false;
@@ -417,6 +427,17 @@ async fn send_unit(shared: &Shared, delivery: UnitDelivery, ephemeral: bool, out
         }
     }
     true
+}
+
+/// The disk does not give back what a unit is made of. The others go on without it; a consumer group has it among the undeliverable
+/// units, to be released by hand once the disk is mended.
+async fn unreadable(shared: &Shared, consumer: (ConsumerId, bool), unit: UnitId, outgoing: &Outgoing) -> bool {
+    let (consumer, ephemeral) = consumer;
+    tracing::error!(unit = unit.as_str(), "a unit cannot be read, and is passed over");
+    if ephemeral {
+        return send(outgoing, messages::skipped(1, shared.store.clock().unix_ms())).await;
+    }
+    shared.store.command(Command::Unreadable(consumer, unit)).await
 }
 
 /// A unit cannot be sent to its end, since its rollout has ended meanwhile: nothing else may follow what was sent of it.

@@ -22,6 +22,11 @@ impl Lanes {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self(Arc::new(Semaphore::new(cores)))
     }
+
+    async fn enter(&self) -> Option<OwnedSemaphorePermit> {
+        // The lanes are never closed.
+        Arc::clone(&self.0).acquire_owned().await.ok()
+    }
 }
 
 impl Default for Lanes {
@@ -52,9 +57,15 @@ impl Turn {
         if self.worked_us >= limits::TURN_US {
             self.lane = None;
             tokio::task::yield_now().await;
-            // The lanes are never closed.
-            self.lane = Arc::clone(&lanes.0).acquire_owned().await.ok();
+            self.lane = lanes.enter().await;
             self.worked_us = 0;
+        }
+    }
+
+    /// What comes next takes long at once: it waits for a lane, unless it has one.
+    pub(super) async fn enter(&mut self, lanes: &Lanes) {
+        if self.lane.is_none() {
+            self.lane = lanes.enter().await;
         }
     }
 
@@ -92,6 +103,17 @@ mod tests {
         }
         one.pause();
         assert!(waits.now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn what_takes_long_at_once_needs_one_lane_and_no_second() {
+        let lanes = one_lane();
+        let (mut one, mut two) = (Turn::default(), Turn::default());
+        one.enter(&lanes).await;
+        assert!(one.enter(&lanes).now_or_never().is_some(), "it has one");
+        assert!(two.enter(&lanes).now_or_never().is_none());
+        one.pause();
+        assert!(two.enter(&lanes).now_or_never().is_some());
     }
 
     #[tokio::test]

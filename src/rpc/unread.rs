@@ -6,7 +6,7 @@
 //! part of half as much again. One that stays so for [`limits::UNREAD_MS_MAX`] ends.
 //!
 //! The count follows the frames of HTTP/2 ([`super::frames`]): payload without padding counts from its arrival, that of DATA until a request's reader
-//! takes it, of any other frame until it is whole. A reader that lets go takes what has come for it, so what is sent to requests
+//! takes it and with what the transport holds for each frame, of any other frame until it is whole. A reader that lets go takes what has come for it, so what is sent to requests
 //! that are given up does not count. What still comes for them afterwards is dropped by the transport, unseen; it is forgotten as
 //! soon as each reader of the connection waits for more and none is woken, for then nothing is unread. (A request that the
 //! transport refuses by itself never gets a reader, and then it is forgotten when no reader is left.)
@@ -175,7 +175,11 @@ impl Reader {
         self.state.becomes(BUSY);
         let frame = Pin::new(body).poll_frame(&mut Context::from_waker(&self.waker));
         match &frame {
-            Poll::Ready(Some(Ok(_))) => {}
+            Poll::Ready(Some(Ok(frame))) => {
+                if frame.is_data() {
+                    self.taken(limits::HTTP2_DATA_FRAME_BYTES);
+                }
+            }
             // Nothing more comes.
             Poll::Ready(Some(Err(_)) | None) => self.state.becomes(GONE),
             Poll::Pending => self.state.rests(),

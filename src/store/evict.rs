@@ -245,7 +245,7 @@ impl Store {
             }
             self.restore(key).await?;
         }
-        Err(not_read_back("they leave again before they can be used"))
+        Err(thrashing("its tokens leave memory again before they can be used"))
     }
 
     /// Notes that a rollout is used.
@@ -283,17 +283,17 @@ impl Store {
                 return Ok(());
             }
         }
-        Err(not_read_back("it is written anew faster than it can be read"))
+        Err(thrashing("it is written anew faster than it can be read"))
     }
 
     /// Has a thread that may wait for the disk read them back.
     async fn read_by_another(&self, key: &RolloutKey) -> Result<Restored, Refusal> {
         let (reply, restored) = oneshot::channel();
-        let Some(readings) = self.readings.get() else { return Err(not_read_back("nobody reads it")) };
+        let Some(readings) = self.readings.get() else { return Err(stopping()) };
         if readings.send(Reading::Restore(key.clone(), reply)).await.is_err() {
-            return Err(not_read_back("the service is about to stop"));
+            return Err(stopping());
         }
-        restored.await.unwrap_or_else(|_| Err(not_read_back("the service is about to stop")))
+        restored.await.unwrap_or_else(|_| Err(stopping()))
     }
 
     /// Has them read back on this thread, which waits for the disk, if they are not there.
@@ -368,6 +368,17 @@ fn again(log: &dyn Log, key: &RolloutKey, source: &Source) -> Result<Option<Roll
         None => are_its = false,
     })?;
     Ok(are_its.then_some(rollout))
+}
+
+/// More is in use at once than memory holds.
+fn thrashing(why: &str) -> Refusal {
+    let message = format!("the rollout cannot be used now: {why}");
+    Refusal::new(Reason::MemoryFull, message).retry_after_ms(limits::RESTORE_RETRY_AFTER_MS)
+}
+
+fn stopping() -> Refusal {
+    let message = "the service is about to stop, and reads nothing back any more; ask again after the delay";
+    Refusal::new(Reason::Draining, message).retry_after_ms(limits::RESTORE_RETRY_AFTER_MS)
 }
 
 fn not_read_back(why: &str) -> Refusal {

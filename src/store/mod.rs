@@ -159,6 +159,8 @@ pub struct RunCounts {
     pub rewarded: AtomicU64,
     /// Open, sealed and rewarded: calls are missing.
     pub incomplete: AtomicU64,
+    /// Open, and in no group.
+    pub alone: AtomicU64,
     /// Distinct calls accepted, ever.
     pub calls: AtomicU64,
     /// Requests about its rollouts that were refused since the service started.
@@ -437,6 +439,7 @@ impl RunCounts {
         step(&self.open, was_open, is_open);
         step(&self.sealed, was.sealed, is.sealed);
         step(&self.rewarded, was.rewarded, is.rewarded);
+        step(&self.alone, was.alone, is.alone);
         step(&self.incomplete, was.sealed && was.rewarded, is.sealed && is.rewarded);
     }
 }
@@ -446,12 +449,17 @@ impl RunCounts {
 pub(crate) struct OpenFacts {
     pub(crate) sealed: bool,
     pub(crate) rewarded: bool,
+    pub(crate) alone: bool,
 }
 
 impl OpenFacts {
     /// Those of a rollout, if it is open.
     pub(crate) fn of(rollout: &Rollout) -> Option<Self> {
         let facts = rollout.facts();
-        rollout.finalised().is_none().then(|| Self { sealed: facts.seal.is_some(), rewarded: facts.reward.is_some() })
+        rollout.finalised().is_none().then(|| Self {
+            sealed: facts.seal.is_some(),
+            rewarded: facts.reward.is_some(),
+            alone: facts.group.is_none(),
+        })
     }
 }

@@ -206,8 +206,10 @@ impl Store {
                 None => Tried::NeedsOpening(event),
             };
         }
-        // A sign of life needs none, and is all that many rollouts have for long.
-        if !live.rollout.has_tokens() && event != Event::Heartbeat {
+        // A sign of life needs none, and is all that many rollouts have for long. Nor does an end without rows, which is what is left
+        // for a rollout whose tokens cannot be read any more.
+        let needs_none = matches!(event, Event::Heartbeat | Event::Discard { .. });
+        if !live.rollout.has_tokens() && !needs_none {
             return Tried::NeedsTokens(event);
         }
         match self.needs_admission(live, reported, &event) {

@@ -167,12 +167,12 @@ async fn a_credit_that_cannot_be_is_refused_and_nothing_is_half_taken() {
         (Event::Credit(other.clone()), Reason::CreditConflict, "credit.reward"),
         (finish_crediting(vec![train(of_call("a")), other]), Reason::CreditConflict, "finish.reward.credits[1].reward"),
         (Event::Credit(train(of_agent("main"))), Reason::LogprobsMissing, "credit.train"),
-        (Event::Credit(of_call("a")), Reason::InvalidValue, "credit"),
         (Event::Credit(v1::Credit::default()), Reason::MissingField, "credit.target"),
     ];
     for (event, reason, field) in refused {
         life.refuses(&rollout, event, reason, field).await;
     }
+    life.repeats(&rollout, Event::Credit(of_call("says nothing"))).await;
     let summary = life.summary(&rollout).await;
     assert_eq!((summary.credits, summary.reward), (1, None));
     life.accepts(&rollout, finish(0.5)).await;

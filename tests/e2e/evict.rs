@@ -195,6 +195,59 @@ async fn tokens_that_cannot_be_read_back_are_asked_for_again() {
     accepted(&mut life.worker, &old, nth(99, 3)).await;
 }
 
+/// What the disk does not give back can be discarded all the same.
+#[tokio::test]
+async fn a_rollout_that_cannot_be_read_can_be_discarded() {
+    let disk = FaultyStorage::new(4);
+    let mut life = Life::on(on(&disk, BUDGET_BYTES).await).await;
+    for (name, by_hand) in [("by hand", true), ("by its harness", false)] {
+        let old = about("run", name);
+        left(&mut life, &old, if by_hand { 0 } else { 50 }).await;
+        disk.fail_read_in(0);
+        if by_hand {
+            let request =
+                v1::DiscardRolloutRequest { rollout: Some(old.clone()), ..v1::DiscardRolloutRequest::default() };
+            life.service.admin().await.discard_rollout(request).await.expect("it is discarded");
+        } else {
+            let end = crate::life::discard("lost", v1::DiscardDisposition::Final);
+            accepted(&mut life.worker, &old, end).await;
+        }
+        disk.heal();
+        life.has_ended(&old, heartbeat()).await;
+    }
+}
+
+/// Rows that the disk does not give back end no subscription: others go on, and these can be released once it does.
+#[tokio::test]
+async fn a_unit_that_cannot_be_read_is_undeliverable_and_the_others_go_on() {
+    let disk = FaultyStorage::new(4);
+    let mut life = Life::on(on(&disk, BUDGET_BYTES).await).await;
+    let old = rollout(99);
+    for n in 0..3 {
+        accepted(&mut life.worker, &old, nth(99, n)).await;
+    }
+    accepted(&mut life.worker, &old, finish(1.0)).await;
+    leaves(&mut life, &old, 0).await;
+    accepted(&mut life.worker, &rollout(1), finish(1.0)).await;
+    disk.fail_read_in(0);
+    let mut taker = Taker::join(&life.service, subscription("run", "trainers")).await;
+    let notice = taker.notice().await;
+    assert_eq!((notice.kind(), notice.rollout_id.as_str()), (v1::UnitNoticeKind::Undeliverable, "99"));
+    disk.heal();
+    let unit = taker.unit().await;
+    assert_eq!(unit.rows[0].header.rollout_id, "1");
+    let release = v1::ReleaseUnitRequest {
+        run_id: "run".to_owned(),
+        consumer_group: "trainers".to_owned(),
+        unit_id: notice.unit_id.clone(),
+        drop: false,
+    };
+    life.service.admin().await.release_unit(release).await.expect("it is released");
+    let unit = taker.unit().await;
+    assert_eq!(unit.unit_id, notice.unit_id);
+    check_row(&unit, 99, 3);
+}
+
 /// The log is many times what memory may hold, and comes back within it.
 #[tokio::test]
 async fn what_does_not_fit_into_memory_is_there_again_after_a_restart() {

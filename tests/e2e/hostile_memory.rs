@@ -246,6 +246,43 @@ async fn what_is_sent_ahead_of_a_reader_is_bounded_over_all_connections() {
     assert!(most < bound, "{most} bytes");
 }
 
+/// The transport holds some hundred bytes for each frame, whatever is in it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn frames_of_a_byte_are_bounded_over_all_connections() {
+    const CONNECTIONS: usize = 24;
+    const FRAMES: usize = 40 * 1024 / limits::HTTP2_CONNECTION_STREAMS_MAX as usize;
+    let served = served();
+    let rollout = about("run", "unread");
+    let many = limits::STREAM_ANSWERS_OUTSTANDING_MAX as u64 + 200;
+    let unread: Bytes = (0..many).flat_map(|number| request(number, &rollout, heartbeat())).collect::<Vec<u8>>().into();
+    served.others_go_on("before", 1).await;
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut connection = Connection::open(&served).await;
+        for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+            let (mut sender, response) = connection.report().await;
+            sender.send_data(unread.clone(), false).unwrap();
+            for _ in 0..FRAMES {
+                // One that was cut off has nothing more to send.
+                if sender.send_data(Bytes::from_static(&[0]), false).is_err() {
+                    break;
+                }
+            }
+            held.push((sender, response));
+        }
+    }
+    let before = MEMORY_BUDGET_BYTES;
+    for round in 0..100 {
+        served.others_go_on(&format!("beside-{round}"), 20).await;
+    }
+    let bound = before + 2 * limits::EdgeBytes::beside(MEMORY_BUDGET_BYTES).unread as u64;
+    let sent =
+        (CONNECTIONS * FRAMES * limits::HTTP2_CONNECTION_STREAMS_MAX as usize * limits::HTTP2_DATA_FRAME_BYTES) as u64;
+    assert!(sent > 2 * bound, "without a bound it would be more");
+    let most = served.resident_bytes_most();
+    assert!(most < bound, "{most} bytes");
+}
+
 /// Each has come whole, and holds its room until it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn requests_that_never_end_are_bounded_over_all_connections() {

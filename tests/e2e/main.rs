@@ -32,6 +32,7 @@ mod life_runs;
 mod life_seal;
 mod memory;
 mod not_yet;
+mod pace;
 mod queue;
 mod queue_acks;
 mod queue_credit;

@@ -45,14 +45,13 @@ async fn run_settings_that_are_not_there_make_no_run() {
     let mut life = Life::start().await;
     let mut admin = life.service.admin().await;
     type Change = fn(&mut v1::RunSettings);
-    let changes: [(&str, Change); 10] = [
+    let changes: [(&str, Change); 9] = [
         ("mean", |settings| settings.estimator = v1::Estimator::Mean.into()),
         ("grpo", |settings| settings.estimator = v1::Estimator::Grpo.into()),
         ("rloo", |settings| settings.estimator = v1::Estimator::Rloo.into()),
         ("quorum", |settings| settings.group_release = v1::GroupReleaseRule::Quorum.into()),
         ("group_quorum", |settings| settings.group_quorum = Some(2)),
         ("drop_zero_variance", |settings| settings.drop_zero_variance = true),
-        ("max_lead_groups", |settings| settings.max_lead_groups = Some(2)),
         ("fsync", |settings| settings.durability = v1::Durability::Fsync.into()),
         ("os", |settings| settings.durability = v1::Durability::Os.into()),
         ("group_timeout", |settings| settings.group_timeout = seconds(1)),

@@ -52,6 +52,9 @@ struct RunSettingsMessage {
     // As above.
     #[prost(uint64, optional, tag = "10")]
     consumer_group_idle_expiry_ms: Option<u64>,
+    // Builds that do not know it let a run be ahead as far as it likes.
+    #[prost(uint32, optional, tag = "11")]
+    max_lead_groups: Option<u32>,
 }
 
 #[derive(Message)]
@@ -147,6 +150,7 @@ impl RunSettingsMessage {
             unclaimed_retention_ms,
             unclaimed_retention_bytes,
             consumer_group_idle_expiry_ms,
+            max_lead_groups,
         } = settings;
         Self {
             rollout: Some(RolloutSettingsMessage::of(rollout)),
@@ -162,6 +166,7 @@ impl RunSettingsMessage {
             unclaimed_retention_ms: other_than(*unclaimed_retention_ms, UNCLAIMED_RETENTION_MS),
             unclaimed_retention_bytes: *unclaimed_retention_bytes,
             consumer_group_idle_expiry_ms: other_than(*consumer_group_idle_expiry_ms, CONSUMER_GROUP_IDLE_EXPIRY_MS),
+            max_lead_groups: *max_lead_groups,
         }
     }
 
@@ -185,6 +190,7 @@ impl RunSettingsMessage {
             unclaimed_retention_ms: self.unclaimed_retention_ms.unwrap_or(UNCLAIMED_RETENTION_MS),
             unclaimed_retention_bytes: self.unclaimed_retention_bytes,
             consumer_group_idle_expiry_ms: self.consumer_group_idle_expiry_ms.unwrap_or(CONSUMER_GROUP_IDLE_EXPIRY_MS),
+            max_lead_groups: self.max_lead_groups,
         })
     }
 }

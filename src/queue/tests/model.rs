@@ -349,6 +349,7 @@ impl Run {
         let unit = |id: UnitId| NewUnit {
             tokens: tokens_of(&id),
             rows: tokens_of(&id) % 3,
+            family: tokens_of(&id) % 4,
             oldest_versions: versions_of(&id),
             id,
             payload: "rows",

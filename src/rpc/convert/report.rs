@@ -188,6 +188,16 @@ fn finite(value: f64, field: impl Display) -> Result<f64, Refusal> {
     if value.is_finite() { Ok(value) } else { Err(refusal()) }
 }
 
+/// A number of a credit, of which products and sums stay finite. It has one zero.
+fn bounded(value: f64, field: impl Display) -> Result<f64, Refusal> {
+    let value = finite(value, &field)? + 0.0;
+    if value.abs() > limits::CREDIT_VALUE_MAX {
+        let message = format!("{field} is {value}, and beyond {:e}", limits::CREDIT_VALUE_MAX);
+        return Err(Refusal::new(Reason::OverLimit, message).field(field.to_string()));
+    }
+    Ok(value)
+}
+
 fn credit(message: &v1::Credit, path: fmt::Arguments<'_>) -> Result<Credit, Refusal> {
     use v1::credit::Target;
     let target = match &message.target {
@@ -200,15 +210,12 @@ fn credit(message: &v1::Credit, path: fmt::Arguments<'_>) -> Result<Credit, Refu
         }
     };
     let number =
-        |value: Option<f64>, name: &str| value.map(|value| finite(value, format_args!("{path}.{name}"))).transpose();
+        |value: Option<f64>, name: &str| value.map(|value| bounded(value, format_args!("{path}.{name}"))).transpose();
     let values = CreditValues {
         train: message.train,
         reward: number(message.reward, "reward")?,
         advantage_scale: number(message.advantage_scale, "advantage_scale")?,
     };
-    if values == CreditValues::default() {
-        return Err(invalid(path, "says nothing: give train, reward or advantage_scale"));
-    }
     Ok(Credit { target, values })
 }
 

@@ -223,14 +223,14 @@ fn a_credit_is_for_a_call_or_an_agent_and_says_something() {
     let no_number = v1::Credit { advantage_scale: Some(f64::NAN), ..of_call("c") };
     let bad = [
         (v1::Credit::default(), Reason::MissingField, "target"),
-        (of_call("c"), Reason::InvalidValue, ""),
+        (v1::Credit { reward: Some(-2e30), ..of_call("c") }, Reason::OverLimit, "reward"),
         (v1::Credit { train: Some(true), ..of_call("") }, Reason::InvalidIdentifier, "call_id"),
         (v1::Credit { train: Some(true), ..of_agent("\n") }, Reason::InvalidIdentifier, "agent_id"),
         (infinite, Reason::RewardNotFinite, "reward"),
         (no_number, Reason::RewardNotFinite, "advantage_scale"),
     ];
     for (credit, reason, field) in bad {
-        let path = |place: &str| format!("{place}.{field}").trim_end_matches('.').to_owned();
+        let path = |place: &str| format!("{place}.{field}");
         refuses(Message::Credit(credit.clone()), reason, &path("credit"), None);
         let credits = vec![v1::Credit { train: Some(true), ..of_call("good") }, credit];
         let reward = v1::Reward { credits, ..v1::Reward::default() };

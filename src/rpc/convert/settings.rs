@@ -48,6 +48,7 @@ pub fn run_settings(message: Option<v1::RunSettings>) -> Result<RunSettings, Box
     let consumer_groups = consumer_groups(message.consumer_groups)?;
     let required_consumer_groups = required_consumer_groups(&message.required_consumer_groups, &consumer_groups)?;
     let unclaimed = message.unclaimed_retention.as_ref();
+    judge_lead(message.max_lead_groups, &required_consumer_groups)?;
     Ok(RunSettings {
         rollout: Arc::new(rollout),
         max_deliveries: message.max_deliveries.filter(|most| *most > 0).unwrap_or(defaults.max_deliveries),
@@ -62,15 +63,25 @@ pub fn run_settings(message: Option<v1::RunSettings>) -> Result<RunSettings, Box
         retention_ms: ms(message.retention.as_ref(), "settings.retention", defaults.retention_ms)?,
         unclaimed_retention_ms: ms(unclaimed, "settings.unclaimed_retention", defaults.unclaimed_retention_ms)?,
         unclaimed_retention_bytes: message.unclaimed_retention_bytes,
+        max_lead_groups: message.max_lead_groups,
         consumer_group_idle_expiry_ms: expiry_ms,
     })
 }
 
+fn judge_lead(most: Option<u32>, required: &[ConsumerGroupId]) -> Result<(), Refusal> {
+    let field = "settings.max_lead_groups";
+    match most {
+        Some(0) => Err(invalid(field, "is 0: no group could ever be opened")),
+        Some(_) if required.is_empty() => Err(invalid(
+            field,
+            "is given, and nobody is required; name whom to wait for in settings.required_consumer_groups",
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Refuses what this release does not have.
 fn check_release(message: &v1::RunSettings) -> Result<(), Refusal> {
-    if message.max_lead_groups.is_some() {
-        return Err(not_in_this_release("settings.max_lead_groups", "a bound on the groups ahead of consumers"));
-    }
     match known(message.estimator, "settings.estimator")? {
         v1::Estimator::Unspecified | v1::Estimator::None => {}
         v1::Estimator::Mean | v1::Estimator::Grpo | v1::Estimator::Rloo => {
@@ -319,6 +330,7 @@ pub fn run_settings_message(settings: &RunSettings) -> v1::RunSettings {
         retention: Some(duration(settings.retention_ms)),
         unclaimed_retention: Some(duration(settings.unclaimed_retention_ms)),
         unclaimed_retention_bytes: settings.unclaimed_retention_bytes,
+        max_lead_groups: settings.max_lead_groups,
         consumer_group_idle_expiry: Some(duration(settings.consumer_group_idle_expiry_ms)),
         lease: Some(duration(settings.lease_ms)),
         durability: v1::Durability::Unspecified.into(),

@@ -14,6 +14,7 @@ use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::proto::v1;
 use crate::rpc::refused;
+use crate::rpc::turns::{Lanes, Turn};
 
 use super::framing::HEADER_BYTES;
 use super::gather::Gather;
@@ -104,30 +105,56 @@ impl<M: Message + Default + Listed> Messages<M> {
 }
 
 impl Messages<v1::ReportRequest> {
-    /// The next request; none when the client has ended the stream.
+    /// The next request as it was sent; none when the client has ended the stream. May be given up while it is waited for.
     ///
     /// # Errors
-    /// How the stream ends if what comes is too large, too slow, or broken, or is no message of which the number could be told.
-    pub(in crate::rpc) async fn request(&mut self) -> Result<Option<Received>, Status> {
-        let Some(message) = self.next().await? else { return Ok(None) };
-        match decode(message.clone()) {
-            Ok(request) => Ok(Some(Received::Request(request))),
-            Err(refusal) => match scan::told(&message) {
-                Some(mut told) => {
-                    let refusal = Refusal { call_id: told.call.take(), agent_id: told.agent.take(), ..refusal };
-                    Ok(Some(Received::Refused(told, refusal)))
-                }
-                None => Err(refused(refusal)),
-            },
+    /// How the stream ends if what comes is too large, too slow, or broken.
+    pub(in crate::rpc) async fn request(&mut self) -> Result<Option<Bytes>, Status> {
+        self.next().await
+    }
+}
+
+/// A request that was sent, decoded. Long lists are decoded in a lane: they take milliseconds.
+///
+/// # Errors
+/// How the stream ends if it is no message of which the number could be told.
+pub(in crate::rpc) async fn received(message: Bytes, turn: &mut Turn, lanes: &Lanes) -> Result<Received, Status> {
+    let lists_bytes = match listed_bytes::<v1::ReportRequest>(&message) {
+        Ok(bytes) => bytes,
+        Err(refusal) => return told(&message, refusal),
+    };
+    if lists_bytes > limits::LISTS_LARGE_BYTES {
+        turn.enter(lanes).await;
+    }
+    match decoded(message.clone()) {
+        Ok(request) => Ok(Received::Request(request)),
+        Err(refusal) => told(&message, refusal),
+    }
+}
+
+/// A request that cannot be taken, as far as it can be read.
+fn told(message: &Bytes, refusal: Refusal) -> Result<Received, Status> {
+    match scan::told(message) {
+        Some(mut told) => {
+            let refusal = Refusal { call_id: told.call.take(), agent_id: told.agent.take(), ..refusal };
+            Ok(Received::Refused(told, refusal))
         }
+        None => Err(refused(refusal)),
     }
 }
 
 /// What was sent, unless it lists too much or means nothing.
 fn decode<M: Message + Default + Listed>(message: Bytes) -> Result<M, Refusal> {
-    if message.len() >= limits::COUNTED_MESSAGE_BYTES_MIN {
-        scan::request(M::SHAPE, &message)?;
-    }
+    listed_bytes::<M>(&message)?;
+    decoded(message)
+}
+
+/// What the lists of a message take once they are decoded.
+fn listed_bytes<M: Listed>(message: &Bytes) -> Result<usize, Refusal> {
+    if message.len() < limits::COUNTED_MESSAGE_BYTES_MIN { Ok(0) } else { scan::request(M::SHAPE, message) }
+}
+
+fn decoded<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
     M::decode(message).map_err(|error| {
         let message = format!("what came is no message of this contract: {error}");
         Refusal::new(Reason::InvalidValue, message).field("request")

@@ -45,7 +45,7 @@ use gather::{Gather, Whole};
 use room::Room;
 
 pub(super) use gather::HeldRoom;
-pub(super) use messages::{Messages, Received, messages};
+pub(super) use messages::{Messages, Received, messages, received};
 pub(super) use room::ConnectionRoom;
 
 /// Methods whose requests are a stream that is read by [`Messages`].

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::error::{Reason, Refusal};
 use crate::group::Group;
-use crate::ids::{GroupId, RolloutRef, RunId};
+use crate::ids::{ConsumerGroupId, GroupId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::{Position, Record};
 use crate::rollout::Rollout;
@@ -98,10 +99,14 @@ impl Sequencer {
         self.store.memory().judge_opening(is_awaited)?;
         self.store.judge_log_room(Growth::GoesOn)?;
         let run = self.run_or_new(&reference.run)?;
-        match &reference.group {
-            Some(id) => judge_group(run, id, reference, admission.group_size),
-            None => Ok(()),
+        if let Some(id) = &reference.group {
+            judge_group(run, id, reference, admission.group_size)?;
         }
+        let is_first = !replaces_open && !run.rollouts.contains(&reference.rollout);
+        if is_first && reference.group.as_ref().is_none_or(|group| run.groups.get(group).is_none()) {
+            run.judge_lead()?;
+        }
+        Ok(())
     }
 
     /// Whether others wait for what is opened in this group.
@@ -217,7 +222,9 @@ impl Sequencer {
                 record: record.clone(),
             };
             live.last_position = self.log(&logged, None);
+            let before = OpenFacts::of(&live.rollout);
             live.rollout.apply(record, self.store.clock.now_ms());
+            live.run.counts.moved(before, OpenFacts::of(&live.rollout));
             if self.store.keeps_records() {
                 live.positions.push(live.last_position);
             }
@@ -298,6 +305,35 @@ impl Live {
 fn texts_bytes(reference: &RolloutRef) -> u64 {
     let group = reference.group.as_ref().map_or(0, |group| group.as_str().len());
     (reference.run.as_str().len() + reference.rollout.as_str().len() + group) as u64
+}
+
+impl RunState {
+    /// How many groups, and rollouts without one, are open or wait in the slowest of the consumer groups that are required; none,
+    /// if the run has no bound for that. Those whose units are all out, acknowledged or dropped do not count.
+    pub(super) fn lead_groups(&self) -> Option<u64> {
+        let settings = self.settings_now();
+        settings.max_lead_groups?;
+        let open = self.groups.with_open_members();
+        let waiting = |name: &ConsumerGroupId| {
+            let group = self.queue.group(name.as_str());
+            group.map_or(0, |group| group.waiting_families().filter(|family| !open.contains(family)).count() as u64)
+        };
+        let slowest = settings.required_consumer_groups.iter().map(waiting).max().unwrap_or(0);
+        Some(open.len() as u64 + self.shared.counts.alone.load(Ordering::Relaxed) + slowest)
+    }
+
+    /// Whether one more group may be opened (RULES section 7).
+    fn judge_lead(&self) -> Result<(), Refusal> {
+        let (Some(most), Some(lead)) = (self.settings_now().max_lead_groups, self.lead_groups()) else { return Ok(()) };
+        if lead < u64::from(most) {
+            return Ok(());
+        }
+        let message = format!(
+            "{lead} groups are open or wait for the slowest required consumer group, and max_lead_groups is {most}; members of \
+             groups that are open are taken, and a new group when trainers have taken some"
+        );
+        Err(Refusal::new(Reason::LeadFull, message).retry_after_ms(limits::LEAD_RETRY_AFTER_MS))
+    }
 }
 
 fn judge_group(run: &RunState, id: &GroupId, reference: &RolloutRef, size: Option<u32>) -> Result<(), Refusal> {

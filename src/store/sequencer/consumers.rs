@@ -227,6 +227,15 @@ impl Sequencer {
         self.stirred.insert(run);
     }
 
+    /// Rows that cannot be read are nobody's: the unit is undeliverable at once, and the others go on.
+    pub(super) fn unreadable(&mut self, id: ConsumerId, unit: &UnitId) {
+        let Some((run, consumer_group)) = self.group_of(id) else { return };
+        let Some(group) = self.group_mut(&run, &consumer_group) else { return };
+        let decisions = group.cannot_be_given(id, unit).into_iter().collect();
+        self.decide(&run, &consumer_group, decisions);
+        self.stirred.insert(run);
+    }
+
     pub(super) fn credit(&mut self, id: ConsumerId, tokens: u64) {
         let Some((run, consumer_group)) = self.group_of(id) else { return };
         self.sign_of_life(id);

@@ -29,6 +29,8 @@ pub struct Retained {
     pub(super) attempt: u32,
     finalised: Arc<Finalised>,
     pub(super) group: Option<GroupId>,
+    /// What its units have in common with those of its group.
+    family: u64,
     unix_ms: u64,
     at_ms: u64,
     plans: Vec<Arc<PolicyPlan>>,
@@ -77,6 +79,7 @@ impl Retained {
             attempt,
             finalised: Arc::clone(finalised),
             group: rollout.facts().group.clone(),
+            family: 0,
             unix_ms: *unix_ms,
             at_ms: *at_ms,
             plans,
@@ -179,7 +182,7 @@ impl Retained {
                     let id = row_id(&key.run, &key.rollout, self.attempt, &plan.policy, leaf);
                     let (tokens, payload) = (u64::from(row.tokens), unit(Some((at, place))));
                     let oldest_versions = versions(plan, std::slice::from_ref(row)).into_iter().collect();
-                    NewUnit { id: UnitId::new(id), tokens, rows: 1, oldest_versions, payload }
+                    NewUnit { id: UnitId::new(id), tokens, rows: 1, family: self.family, oldest_versions, payload }
                 });
                 new.collect()
             }
@@ -192,7 +195,14 @@ impl Retained {
                 let policy = definition.policy.as_deref().and_then(|policy| Name::parse(policy).ok());
                 let id = rollout_unit_id(&key.run, &key.rollout, self.attempt, policy.as_ref());
                 let oldest_versions = plans.iter().filter_map(|plan| versions(plan, &plan.rows)).collect();
-                vec![NewUnit { id: UnitId::new(id), tokens, rows, oldest_versions, payload: unit(None) }]
+                vec![NewUnit {
+                    id: UnitId::new(id),
+                    tokens,
+                    rows,
+                    family: self.family,
+                    oldest_versions,
+                    payload: unit(None),
+                }]
             }
         }
     }
@@ -232,6 +242,7 @@ impl Sequencer {
         retained.key = Some(key.clone());
         let number = run.finalised_count;
         run.finalised_count += 1;
+        retained.family = run.groups.family(retained.group.as_ref(), number);
         if let Some(entry) = self.store.entry(&key)
             && let Slot::Live(live) = &mut *entry.slot.lock()
             && let Some(facts) = &mut live.finalised

@@ -2,7 +2,7 @@
 //!
 //! When a group was opened is for people only: it is not part of the [`Group`], which a replay must give again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use crate::group::Group;
@@ -11,10 +11,16 @@ use crate::limits;
 
 use super::super::memory::Holding;
 
+/// Families of rollouts without a group have this bit; groups do not count so far.
+const ALONE: u64 = 1 << 63;
+
 /// The groups of a run, by id.
 pub(in crate::store) struct RunGroups {
     by_id: BTreeMap<GroupId, KeptGroup>,
     open_count: u64,
+    /// The families of those that have an open member.
+    with_open_members: BTreeSet<u64>,
+    next_family: u64,
     /// What they hold in memory.
     held: Holding,
 }
@@ -23,12 +29,14 @@ pub(in crate::store) struct RunGroups {
 pub(super) struct KeptGroup {
     pub(super) group: Group,
     pub(super) opened_unix_ms: u64,
+    /// What its units have in common in queues.
+    pub(super) family: u64,
 }
 
 impl RunGroups {
     /// None yet, with what they will hold.
     pub(super) fn new(held: Holding) -> Self {
-        Self { by_id: BTreeMap::new(), open_count: 0, held }
+        Self { by_id: BTreeMap::new(), open_count: 0, with_open_members: BTreeSet::new(), next_family: 0, held }
     }
 
     /// How many there are.
@@ -56,6 +64,17 @@ impl RunGroups {
         self.open_count
     }
 
+    /// The families of the groups that have an open member.
+    pub(super) fn with_open_members(&self) -> &BTreeSet<u64> {
+        &self.with_open_members
+    }
+
+    /// What the units of a group, or of a rollout without one, have in common in queues.
+    pub(super) fn family(&self, group: Option<&GroupId>, alone: u64) -> u64 {
+        let family = group.and_then(|group| self.by_id.get(group)).map(|kept| kept.family);
+        family.unwrap_or(ALONE | alone)
+    }
+
     /// All groups, by id.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&GroupId, &Group)> {
         self.by_id.iter().map(|(id, kept)| (id, &kept.group))
@@ -72,31 +91,43 @@ impl RunGroups {
         let kept = self.by_id.entry(id.clone()).or_insert_with(|| {
             self.open_count += u64::from(!Group::default().is_over());
             self.held.add(group_bytes(id));
-            KeptGroup { group: Group::default(), opened_unix_ms: unix_ms }
+            self.next_family += 1;
+            KeptGroup { group: Group::default(), opened_unix_ms: unix_ms, family: self.next_family }
         });
-        counting(&mut self.open_count, &mut kept.group, change)
+        counting(&mut self.open_count, &mut self.with_open_members, kept, change)
     }
 
     /// Changes a group, if it is there.
     pub(super) fn change<T>(&mut self, id: &GroupId, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
         let kept = self.by_id.get_mut(id)?;
-        Some(counting(&mut self.open_count, &mut kept.group, change))
+        Some(counting(&mut self.open_count, &mut self.with_open_members, kept, change))
     }
 
     pub(super) fn remove(&mut self, id: &GroupId) {
         if let Some(removed) = self.by_id.remove(id) {
             self.open_count -= u64::from(!removed.group.is_over());
+            self.with_open_members.remove(&removed.family);
             let members: u64 = removed.group.members().map(|(rollout, _, _)| member_bytes(rollout)).sum();
             self.held.subtract(group_bytes(id) + members);
         }
     }
 }
 
-/// The one way to change a group: it keeps the count with it.
-fn counting<T>(open_count: &mut u64, group: &mut Group, change: impl FnOnce(&mut Group) -> T) -> T {
+/// The one way to change a group: it keeps the counts with it.
+fn counting<T>(
+    open_count: &mut u64,
+    with_open_members: &mut BTreeSet<u64>,
+    KeptGroup { group, family, .. }: &mut KeptGroup,
+    change: impl FnOnce(&mut Group) -> T,
+) -> T {
     *open_count -= u64::from(!group.is_over());
     let changed = change(group);
     *open_count += u64::from(!group.is_over());
+    if group.has_open_member() {
+        with_open_members.insert(*family);
+    } else {
+        with_open_members.remove(family);
+    }
     changed
 }
 

@@ -101,6 +101,8 @@ pub enum Command {
     Ack(ConsumerId, Vec<UnitId>, u64),
     /// A consumer gives units back, to be given out again after a delay in milliseconds.
     Nack(ConsumerId, Vec<UnitId>, Option<u64>),
+    /// The rows of a unit that a consumer was given cannot be read.
+    Unreadable(ConsumerId, UnitId),
     /// A consumer's window of tokens.
     Credit(ConsumerId, u64),
     /// A consumer is on this version of a policy's weights; of whatever its group takes, if that is not said.
@@ -392,6 +394,7 @@ impl Sequencer {
             Command::Leave(consumer) => self.leave(consumer),
             Command::Ack(consumer, units, seek_count) => self.ack(consumer, units, seek_count),
             Command::Nack(consumer, units, delay_ms) => self.nack(consumer, &units, delay_ms),
+            Command::Unreadable(consumer, unit) => self.unreadable(consumer, &unit),
             Command::Credit(consumer, tokens) => self.credit(consumer, tokens),
             Command::PolicyVersion(consumer, policy, version) => {
                 self.policy_version(consumer, policy.as_ref(), version);

@@ -197,9 +197,11 @@ impl Sequencer {
         }
         let of_consumer = |id| self.consumers.get(id).map(|consumer| &consumer.run);
         let run = match &command {
-            Command::Leave(id) | Command::Ack(id, ..) | Command::Nack(id, ..) | Command::PolicyVersion(id, ..) => {
-                of_consumer(id)
-            }
+            Command::Leave(id)
+            | Command::Ack(id, ..)
+            | Command::Nack(id, ..)
+            | Command::Unreadable(id, _)
+            | Command::PolicyVersion(id, ..) => of_consumer(id),
             Command::Subscribe(subscription, _) => Some(&subscription.run),
             Command::UpdateRun(run, ..)
             | Command::DeleteRun(run, ..)

@@ -128,6 +128,7 @@ proptest! {
             RunSettings {
                 rollout, max_deliveries, lease_ms, tombstone_retention_ms, consumer_groups, required_consumer_groups,
                 retention_ms, unclaimed_retention_ms, unclaimed_retention_bytes, consumer_group_idle_expiry_ms,
+                max_lead_groups,
             },
             settings.0,
             settings.1,

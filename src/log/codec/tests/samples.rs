@@ -101,6 +101,10 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
             let mut bounded = RunSettings::clone(&settings);
             bounded.rollout = Arc::clone(&plain);
             bounded.consumer_groups[0].1.max_staleness_versions = Some(4);
+            let mut paced = RunSettings::clone(&settings);
+            (paced.rollout, paced.max_lead_groups) = (plain, Some(64));
+            let (run, paced) = (one.clone(), Arc::new(paced));
+            later.push(("run_with_a_pace", Record::Run { run, settings_version, settings: paced }));
             let settings = Arc::new(bounded);
             later.push(("run_with_a_bound_of_staleness", Record::Run { run: one, settings_version, settings }));
         } else if let Record::ConsumerGroup { run, consumer_group, mut definition, from_earliest } = record {

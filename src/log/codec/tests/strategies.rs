@@ -266,7 +266,7 @@ pub(super) fn consumer_group_settings() -> BoxedStrategy<ConsumerGroupSettings> 
 pub(super) fn run_settings() -> BoxedStrategy<RunSettings> {
     let groups = vec((id!(ConsumerGroupId), consumer_group_settings()), 0..3);
     let required = vec(id!(ConsumerGroupId), 0..3);
-    let retained = any::<(u64, u64, Option<u64>, u64)>();
+    let retained = any::<(u64, u64, Option<u64>, u64, Option<u32>)>();
     (rollout_settings(), any::<(u32, u64, u64)>(), groups, required, retained)
         .prop_map(|(rollout, numbers, consumer_groups, required_consumer_groups, retained)| RunSettings {
             rollout: Arc::new(rollout),
@@ -279,6 +279,7 @@ pub(super) fn run_settings() -> BoxedStrategy<RunSettings> {
             unclaimed_retention_ms: retained.1,
             unclaimed_retention_bytes: retained.2,
             consumer_group_idle_expiry_ms: retained.3,
+            max_lead_groups: retained.4,
         })
         .boxed()
 }
