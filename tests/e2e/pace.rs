@@ -29,7 +29,7 @@ fn one_call() -> Event {
     Event::Call(call("c", "main", 1, &[1], &[2]))
 }
 
-/// It would be one group too many, for now.
+/// It would be one group too many, until trainers have taken some.
 async fn is_too_far(life: &mut Life, rollout: &v1::RolloutRef) {
     let refusal = life.refuses(rollout, one_call(), Reason::LeadFull, "").await;
     assert!(refusal.retry_after.is_some(), "{refusal:?}");
