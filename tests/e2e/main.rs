@@ -16,6 +16,7 @@ mod drain;
 mod durability;
 mod evict;
 mod figures;
+mod gradient;
 mod hostile;
 mod hostile_memory;
 mod hostile_resets;
