@@ -50,24 +50,24 @@ impl Model {
                 let mut back = [0.0; WIDTH];
                 for (token, logit) in logits.iter().enumerate() {
                     let slope = weight * (logit.exp() / all - f64::from(u8::from(token == id)));
-                    for at in 0..WIDTH {
-                        outcome.output[token][at] += slope * read[at];
-                        back[at] += slope * self.output[token][at];
-                    }
+                    add(&mut outcome.output[token], slope, &read);
+                    add(&mut back, slope, &self.output[token]);
                 }
                 let mut left = 1.0;
                 for before in ids[..place].iter().rev() {
-                    for at in 0..WIDTH {
-                        outcome.embedding[*before as usize][at] += left * back[at];
-                    }
+                    add(&mut outcome.embedding[*before as usize], left, &back);
                     left *= FADES;
                 }
             }
-            for at in 0..WIDTH {
-                read[at] = FADES * read[at] + self.embedding[id][at];
-            }
+            read = read.map(|number| FADES * number);
+            add(&mut read, 1.0, &self.embedding[id]);
         }
     }
+}
+
+/// Adds so many times these numbers.
+fn add(to: &mut [f64; WIDTH], times: f64, what: &[f64; WIDTH]) {
+    to.iter_mut().zip(what).for_each(|(number, more)| *number += times * more);
 }
 
 impl Outcome {
