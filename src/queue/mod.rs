@@ -13,8 +13,9 @@
 //! [`Queue::apply_group`], [`ConsumerGroup::push`], [`ConsumerGroup::apply_ack`], [`ConsumerGroup::apply_drop`],
 //! [`ConsumerGroup::apply_release`], [`ConsumerGroup::apply_seek`], [`ConsumerGroup::forget_source`]. The same sequence of these
 //! gives the same settled units, counts and effects, whatever consumers did in between. Consumers, leases, delays, delivery numbers,
-//! the versions that trainers are on and the parking place are memory only: after a restart every unsettled unit waits at its place, and a consumer that comes back says what it
-//! holds. What asks (`judge_*`) changes nothing; what a clock or a consumer's end decides comes back as a [`Decision`].
+//! the versions that trainers are on and the parking place are memory only: after a restart every unsettled unit waits at its place,
+//! and a consumer that comes back says what it holds. What asks (`judge_*`) records nothing; what a clock, a trainer's version or a
+//! consumer's end decides comes back as a [`Decision`].
 //! Ephemeral groups are in no record.
 //!
 //! **Cost**: a delivery is logarithmic in units, plus the consumers with room that are served before the one that takes

@@ -209,8 +209,6 @@ fn drawn(store: &Store, key: &RolloutKey, shown: &Shown) -> Drawn {
             Some(more) => calls.extend(more),
             None => return Drawn::Changed,
         }
-        // Those who report wait for a few hundred calls, not for all of them.
-        std::thread::yield_now();
     }
     drop(shower);
     Encoded::of(&convert::inspect::assembled(outline, calls)).map_or(Drawn::TooLarge, Drawn::Whole)

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use hedgerow::error::Reason;
 use hedgerow::log::memory::MemoryLog;
 use hedgerow::proto::v1::report_request::Event;
-use hedgerow::proto::v1::subscribe_request::Request;
 use hedgerow::proto::v1::{self, DiscardDisposition};
 
 use crate::life::{Life, attempt, discard, finish, heartbeat, in_group};
@@ -137,5 +136,4 @@ async fn a_slow_trainer_holds_the_fleet_back_and_gets_everything() {
     trained.sort_unstable();
     trained.dedup();
     assert_eq!(trained.len(), 2 * GROUPS);
-    taker.trainer.send(Request::Credits(v1::Credits { credit_tokens: 0 })).await;
 }

@@ -197,15 +197,12 @@ fn bad_version_spans_and_times_are_refused() {
 #[test]
 fn what_comes_later_is_refused_as_such() {
     refuses_call(|call| call.columns.push(v1::Column::default()), Reason::NotInThisRelease, "call.columns", None);
-    let columns = v1::Call {
-        columns: vec![v1::Column::default()],
-        ..v1::Call { call_id: "a".into(), agent_id: "a".into(), ..v1::Call::default() }
-    };
+    let columns = v1::Call { columns: vec![v1::Column::default()], ..good_call() };
     assert_eq!(refused(Message::Call(columns)).reason.code(), Code::Unimplemented);
 }
 
 #[test]
-fn a_credit_is_for_a_call_or_an_agent_and_says_something() {
+fn a_credit_is_for_a_call_or_an_agent_and_its_numbers_are_bounded() {
     use v1::credit::Target;
     let of_call = |id: &str| v1::Credit { target: Some(Target::CallId(id.to_owned())), ..v1::Credit::default() };
     let of_agent = |id: &str| v1::Credit { target: Some(Target::AgentId(id.to_owned())), ..v1::Credit::default() };
