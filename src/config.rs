@@ -37,7 +37,8 @@ pub struct Config {
     pub log_budget_bytes: u64,
     /// Size of the files of the log, in bytes.
     pub log_segment_bytes: u64,
-    /// What rollouts, groups and tombstones may hold in memory, in bytes; up to a quarter more while rollouts are finished.
+    /// What the process may hold in memory, in bytes: three quarters of it are for rollouts, groups and tombstones, the rest is for
+    /// what clients send and are sent.
     pub memory_budget_bytes: u64,
     /// How long units from before a restart are kept for the trainers that hold them, in milliseconds; 0: not at all.
     pub restart_grace_ms: u64,
@@ -130,7 +131,7 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_segment_bytes: Option<u64>,
-    /// Bytes that rollouts, groups and tombstones may hold in memory [default: 4294967296]
+    /// Bytes that the process may hold in memory, three quarters of them for rollouts [default: 4294967296]
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_budget_bytes: Option<u64>,

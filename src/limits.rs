@@ -51,8 +51,8 @@ pub const SEAL_LISTED_BYTES_MAX: usize = 16 << 10;
 pub const SEAL_FINDINGS_CALLS: usize = 1024;
 /// Bytes of the answers to one batch after which answers to seals list nothing more; they count all the same.
 pub const BATCH_LISTS_BYTES_MAX: usize = 1 << 20;
-/// Bytes of a shown rollout above which it counts while it is on its way.
-pub const SHOWN_LARGE_BYTES: usize = 1 << 20;
+/// Bytes of what is shown above which it counts while it is on its way.
+pub const SHOWN_LARGE_BYTES: usize = 16 << 10;
 /// Rollouts that are put together to be shown at once.
 pub const SHOWN_AT_ONCE_MAX: usize = 4;
 /// When to try again if too much is on its way.
@@ -154,7 +154,7 @@ pub const GROUP_MEMBER_BYTES: u64 = 96;
 /// Estimated bytes of a tombstone with its place in the map and its ids' texts of usual length.
 pub const TOMBSTONE_BYTES: u64 = 704;
 /// Estimated bytes of a unit in a consumer group's line, without its id's text.
-pub const UNIT_BYTES: u64 = 496;
+pub const UNIT_BYTES: u64 = 640;
 
 /// Largest message taken from a client.
 pub const REQUEST_MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -226,8 +226,16 @@ pub const ACK_UNITS_MAX: usize = 65_536;
 /// Acknowledgements of one subscription that are not answered yet; a trainer that does not read its answers is not read from.
 pub const ACK_ANSWERS_OUTSTANDING_MAX: usize = 128;
 
-/// Connections of gRPC; the next ones wait to be taken.
+/// Connections of gRPC, if memory allows; the next ones wait to be taken.
 pub const GRPC_CONNECTIONS_MAX: usize = 8192;
+/// What a connection holds in the transport, besides what it has sent.
+pub const GRPC_CONNECTION_BYTES: usize = 16 << 10;
+/// What an open request or stream holds in the transport and in its task, besides its messages.
+pub const REQUEST_BYTES: usize = 18 << 10;
+/// Requests that each connection may have open, whatever the others do.
+pub const REQUESTS_CONNECTION_OWN: usize = 2;
+/// When to try again if too many requests are open.
+pub const REQUESTS_RETRY_AFTER_MS: u64 = 500;
 /// The first bytes of a connection: the preface of HTTP/2, and the head of the frame that follows it.
 pub const GRPC_GREETING_BYTES: usize = 24 + 9;
 /// How long they may take.

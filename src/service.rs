@@ -37,7 +37,7 @@ pub struct ServiceOptions {
     pub clock: Clock,
     /// Where figures go.
     pub telemetry: Arc<Telemetry>,
-    /// What rollouts may hold in memory.
+    /// What the process may hold in memory; see [`limits::edge`].
     pub memory_budget_bytes: u64,
     /// How long units from before a restart are kept for the trainers that hold them.
     pub restart_grace_ms: u64,

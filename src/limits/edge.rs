@@ -1,14 +1,19 @@
-//! What the edge of the service may hold beside the memory budget: parts of that budget.
+//! What the edge of the service may hold: parts of the memory budget, beside the part that rollouts have.
 //!
-//! Whatever clients do, all of it together is about a third of a budget of 4 GiB or more. Under a small budget the least that
-//! each bound may be counts for more: the largest message has to have room.
+//! Whatever clients do, all of it together is three eighths of a budget of 4 GiB or more. Rollouts level off below three fifths of
+//! it: their part is [`ROLLOUTS_PERCENT`], and the tokens of those that are not in use leave memory before it is full. Under a small
+//! budget the least that each bound may be counts for more: the largest message has to have room.
 
 use super::{
     ANSWER_BYTES_MAX, BATCH_ANSWER_BYTES, BATCH_DECODED_BYTES_MAX, BATCH_LISTS_BYTES_MAX, BATCH_REQUESTS_MAX,
-    CALL_TOKENS_MAX, GRPC_CONNECTIONS_MAX, HTTP2_CONNECTION_WINDOW_BYTES, RECEIVE_CONNECTION_BYTES_MAX,
-    RECEIVE_CONNECTION_OWN_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX, SHOWN_LARGE_BYTES, TRAINER_BYTES_OUTSTANDING_MAX,
-    UNIT_MESSAGE_BYTES_MAX, UNREAD_CONNECTION_FREE_BYTES_MIN,
+    CALL_TOKENS_MAX, GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX, HTTP2_CONNECTION_WINDOW_BYTES,
+    RECEIVE_CONNECTION_BYTES_MAX, RECEIVE_CONNECTION_OWN_BYTES_MAX, REQUEST_BYTES, REQUEST_MESSAGE_BYTES_MAX,
+    REQUESTS_CONNECTION_OWN, SHOWN_LARGE_BYTES, TRAINER_BYTES_OUTSTANDING_MAX, UNIT_MESSAGE_BYTES_MAX,
+    UNREAD_CONNECTION_FREE_BYTES_MIN,
 };
+
+/// The part of the memory budget that rollouts, groups and tombstones have, in percent.
+pub const ROLLOUTS_PERCENT: u64 = 75;
 
 /// A bound that is a part of the memory budget.
 struct Part {
@@ -19,11 +24,17 @@ struct Part {
 
 const IN_FLIGHT: Part = part(16, 64 << 20, 512 << 20);
 const RECEIVE: Part = part(32, 128 << 20, 512 << 20);
-const RECEIVE_OWN: Part = part(16, 64 << 20, 1 << 30);
+const RECEIVE_OWN: Part = part(32, 64 << 20, 512 << 20);
 const UNREAD: Part = part(32, 72 << 20, 512 << 20);
 const ANSWERS: Part = part(32, 32 << 20, 256 << 20);
 const TRAINERS: Part = part(16, 32 << 20, 512 << 20);
 const SHOWN: Part = part(32, 32 << 20, 128 << 20);
+
+const REQUESTS: Part = part(32, 40 << 20, 512 << 20);
+const CONNECTIONS: Part = part(32, 52 << 20, (GRPC_CONNECTIONS_MAX * CONNECTION_BYTES) as _);
+
+/// What a connection holds, with the requests that it has for itself.
+const CONNECTION_BYTES: usize = GRPC_CONNECTION_BYTES + REQUESTS_CONNECTION_OWN * REQUEST_BYTES;
 
 const fn part(divisor: u64, least_bytes: usize, most_bytes: usize) -> Part {
     Part { divisor, least_bytes, most_bytes }
@@ -50,8 +61,12 @@ pub struct EdgeBytes {
     pub answers: usize,
     /// What is on its way to all trainers together, besides what each has for itself.
     pub trainers: usize,
-    /// Large rollouts that are shown, on their way to who asked; a larger one goes out alone.
+    /// What is shown, on its way to who asked; what is larger than all of it goes out alone.
     pub shown: usize,
+    /// What requests hold that are open, besides their messages and those that each connection has for itself.
+    pub requests: usize,
+    /// Connections, with the requests that each has for itself.
+    pub connections: usize,
 }
 
 impl EdgeBytes {
@@ -67,7 +82,21 @@ impl EdgeBytes {
             answers: of(&ANSWERS),
             trainers: of(&TRAINERS),
             shown: of(&SHOWN),
+            requests: of(&REQUESTS),
+            connections: of(&CONNECTIONS),
         }
+    }
+
+    /// How many requests may be open over all connections, besides those that each has for itself.
+    #[must_use]
+    pub fn requests_max(&self) -> usize {
+        self.requests / REQUEST_BYTES
+    }
+
+    /// How many connections there may be.
+    #[must_use]
+    pub fn connections_max(&self) -> usize {
+        self.connections / CONNECTION_BYTES
     }
 }
 
@@ -96,20 +125,25 @@ const _: () = assert!(4 * SHOWN_LARGE_BYTES <= SHOWN.least_bytes);
 
 #[cfg(test)]
 mod tests {
+    use crate::limits;
+
     use super::*;
 
     fn sum(edge: EdgeBytes) -> u64 {
-        let EdgeBytes { in_flight, receive, receive_own, unread, answers, trainers, shown } = edge;
+        let EdgeBytes { in_flight, receive, receive_own, unread, answers, trainers, shown, requests, connections } =
+            edge;
         // What connections have sent is counted a second time by half: see `rpc::unread`.
-        (in_flight + receive + receive_own + unread + unread / 2 + answers + trainers + shown) as u64
+        let messages = in_flight + receive + receive_own + unread + unread / 2 + answers + trainers + shown;
+        (messages + requests + connections) as u64
     }
 
     #[test]
-    fn all_together_is_about_a_third_of_the_budget_and_has_a_least_and_a_most() {
-        for budget_bytes in [4 << 30, 8 << 30, 1 << 40] {
-            assert!(sum(EdgeBytes::beside(budget_bytes)) < budget_bytes * 35 / 100, "{budget_bytes}");
+    fn all_together_is_a_part_of_the_budget_and_has_a_least_and_a_most() {
+        for budget_bytes in [2 << 30, 4 << 30, 8 << 30, 1 << 40] {
+            let tokens = budget_bytes / 100 * ROLLOUTS_PERCENT / 100 * limits::MEMORY_EVICT_WAIT_PERCENT;
+            assert!(tokens + sum(EdgeBytes::beside(budget_bytes)) < budget_bytes, "{budget_bytes}");
         }
-        assert!(sum(EdgeBytes::beside(1 << 30)) < 1 << 29);
+        assert!(sum(EdgeBytes::beside(1 << 30)) < 600 << 20);
         assert_eq!(sum(EdgeBytes::beside(0)), sum(EdgeBytes::beside(256 << 20)));
         assert_eq!(sum(EdgeBytes::beside(64 << 30)), sum(EdgeBytes::beside(u64::MAX)));
     }

@@ -64,8 +64,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         if self.ledger.sources.contains_key(&source) {
             return Vec::new();
         }
-        let added: Vec<UnitNumber> =
-            units.into_iter().filter_map(|unit| self.ledger.add(&source, unit, now_ms)).collect();
+        // Not collected: that would keep the room of the units themselves.
+        let mut added: Vec<UnitNumber> = Vec::with_capacity(units.len());
+        added.extend(units.into_iter().filter_map(|unit| self.ledger.add(&source, unit, now_ms)));
         let mut effects = Vec::new();
         if self.definition.ephemeral || added.is_empty() {
             effects.push(QueueEffect::SourceSettled { source: source.clone() });

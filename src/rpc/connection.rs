@@ -1,6 +1,6 @@
 //! Connections: how many there are, and what one of them may hold.
 //!
-//! A connection beyond [`limits::GRPC_CONNECTIONS_MAX`] waits to be taken until another has ended. One that does not begin to
+//! A connection beyond those that there may be ([`EdgeBytes`], [`limits::GRPC_CONNECTIONS_MAX`] at most) waits to be taken until another has ended. One that does not begin to
 //! speak HTTP/2 in time ends; later the transport's own pings find out who is gone. What connections send ahead of those who read
 //! is bounded by [`super::unread`].
 
@@ -24,6 +24,7 @@ use crate::store::clock::Clock;
 
 use super::frames::Frames;
 use super::receive::ConnectionRoom;
+use super::requests::OwnRequests;
 use super::unread::{ConnectionUnread, Unread};
 
 /// How long until the next try when no connection can be taken.
@@ -36,6 +37,8 @@ pub(super) struct ConnectionShare {
     pub(super) receive: Arc<ConnectionRoom>,
     /// What has come and is not read.
     pub(super) unread: Arc<ConnectionUnread>,
+    /// Requests that it has for itself.
+    pub(super) requests: Arc<OwnRequests>,
     /// Whether it is to end.
     pub(super) cut: Arc<Cut>,
 }
@@ -101,7 +104,7 @@ pub(super) fn connections(
     let connections = Arc::<AtomicUsize>::default();
     let unread = Arc::new(Unread::new(edge.unread, Arc::clone(&connections)));
     let all = All { unread, receive_own_bytes: edge.receive_own, connections };
-    let room = Arc::new(Semaphore::new(limits::GRPC_CONNECTIONS_MAX));
+    let room = Arc::new(Semaphore::new(edge.connections_max()));
     unfold((listener, clock, room, all), |(listener, clock, room, all)| async {
         let counted = Arc::clone(&room).acquire_owned().await.ok();
         let stream = next_connection(&listener, &clock).await;
@@ -130,7 +133,7 @@ impl Connection {
     fn new(stream: TcpStream, clock: &Clock, all: &All, counted: Option<OwnedSemaphorePermit>) -> Self {
         let receive = Arc::new(ConnectionRoom::new(all.receive_own_bytes, Arc::clone(&all.connections)));
         let unread = ConnectionUnread::new(Arc::clone(&all.unread));
-        let share = ConnectionShare { receive, unread, cut: Arc::default() };
+        let share = ConnectionShare { receive, unread, requests: Arc::default(), cut: Arc::default() };
         let deadline_ms = clock.now_ms().saturating_add(limits::GRPC_GREETING_MS_MAX);
         let silence = Some((timer(clock, deadline_ms), limits::GRPC_GREETING_BYTES));
         Self { stream, share, silence, frames: Frames::new(), paused: None, clock: clock.clone(), _counted: counted }

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use prost::Message;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -238,7 +239,7 @@ fn stopping() -> Status {
     draining("ask again after the delay")
 }
 
-/// Room for large answers that are on their way.
+/// Room for answers that are on their way, but for short ones.
 struct LargeRoom {
     kib: Arc<Semaphore>,
     most_bytes: usize,
@@ -249,7 +250,17 @@ impl LargeRoom {
         Self { kib: Arc::new(Semaphore::new(most_bytes / KIB)), most_bytes }
     }
 
-    /// A large answer takes room until it has been sent: whoever asked may never read it.
+    /// A list, encoded at once if it is not short: as a message it takes several times as much.
+    fn answer<T: Message + Default>(&self, list: T) -> Result<Response<T>, Status> {
+        let Some(room) = self.until_sent(list.encoded_len())? else { return Ok(Response::new(list)) };
+        let mut response = Response::new(T::default());
+        let too_long = || refused(Refusal::new(Reason::Internal, "a page is too long for a message"));
+        response.extensions_mut().insert(Encoded::of(&list).ok_or_else(too_long)?);
+        response.extensions_mut().insert(room);
+        Ok(response)
+    }
+
+    /// An answer that is not short takes room until it has been sent: whoever asked may never read it.
     fn until_sent(&self, bytes: usize) -> Result<Option<UntilSent>, Status> {
         if bytes <= limits::SHOWN_LARGE_BYTES {
             return Ok(None);
@@ -313,7 +324,7 @@ impl v1::inspect_service_server::InspectService for Inspect {
         self.shared.caught_up().await?;
         let (page, next, service) = self.runs(after, Page::new(request.page_size)).await?;
         let next_page_token = next.map(|last| pages::token(&LIST, last.as_str())).unwrap_or_default();
-        Ok(Response::new(v1::ListRunsResponse { runs: page.entries, next_page_token, service }))
+        self.large.answer(v1::ListRunsResponse { runs: page.entries, next_page_token, service })
     }
 
     async fn list_rollouts(
@@ -328,7 +339,7 @@ impl v1::inspect_service_server::InspectService for Inspect {
         let (page, next) = self.rollouts(&filter, after, Page::new(request.page_size)).await?;
         self.shared.store.durable(self.shared.store.last_position()).await;
         let next_page_token = next.map(|last| pages::token(&list, last.as_str())).unwrap_or_default();
-        Ok(Response::new(v1::ListRolloutsResponse { rollouts: page.entries, next_page_token }))
+        self.large.answer(v1::ListRolloutsResponse { rollouts: page.entries, next_page_token })
     }
 
     async fn list_groups(
@@ -352,7 +363,7 @@ impl v1::inspect_service_server::InspectService for Inspect {
             page.push(lists::group(group));
         }
         let next_page_token = next.map(|last| pages::token(&list, last.as_str())).unwrap_or_default();
-        Ok(Response::new(v1::ListGroupsResponse { groups: page.entries, next_page_token }))
+        self.large.answer(v1::ListGroupsResponse { groups: page.entries, next_page_token })
     }
 
     async fn list_consumers(
@@ -378,7 +389,7 @@ impl v1::inspect_service_server::InspectService for Inspect {
             page.push(lists::consumer_group(&run, group, now));
         }
         let next_page_token = next.map(|last| pages::token(&list, last.as_str())).unwrap_or_default();
-        Ok(Response::new(v1::ListConsumersResponse { consumer_groups: page.entries, next_page_token }))
+        self.large.answer(v1::ListConsumersResponse { consumer_groups: page.entries, next_page_token })
     }
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

@@ -16,6 +16,7 @@ mod inspect;
 mod outgoing;
 mod receive;
 mod refusals;
+mod requests;
 pub mod status;
 mod trainer;
 mod turns;
@@ -203,6 +204,8 @@ pub async fn serve(
         .layer(headers::HeadersLayer)
         // Requests and streams that end with a refusal, by its reason.
         .layer(refusals::RefusalsLayer::new(Arc::clone(shared.store.telemetry())))
+        // Requests that are open, whatever they say.
+        .layer(requests::RequestsLayer::new(edge.requests_max()))
         // What has come of messages that are not whole, however long they say they are.
         .layer(receive::ReceiveLayer::new(edge.receive, clock.clone()))
         // While the log is read nobody is served.

@@ -22,6 +22,7 @@ use crate::telemetry::Telemetry;
 
 use super::encoded::Encoded;
 use super::refused;
+use super::requests::OpenRequest;
 use super::status::DOMAIN;
 
 /// Has what a service answers looked at.
@@ -39,7 +40,7 @@ pub(super) struct Refusals<S> {
 struct Counted {
     body: Body,
     telemetry: Arc<Telemetry>,
-    _held: Option<UntilSent>,
+    _held: (Option<UntilSent>, Option<OpenRequest>),
 }
 
 /// Room that an answer takes until it has been sent, as an extension of the answer.
@@ -85,7 +86,7 @@ where
         let (response, telemetry) = (self.inner.call(request), Arc::clone(&self.telemetry));
         Box::pin(async move {
             let mut response = response.await?;
-            let held = response.extensions_mut().remove::<UntilSent>();
+            let held = (response.extensions_mut().remove(), response.extensions_mut().remove());
             let encoded = response.extensions_mut().remove::<Encoded>();
             // Without a message, the status stands before the body.
             pass(&telemetry, response.headers_mut(), Stands::BeforeTheBody);

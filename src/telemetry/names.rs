@@ -83,7 +83,7 @@ metrics! {
     RESIDENT_BYTES: GAUGE "hedgerow_resident_bytes" in Bytes by []
         "Bytes that rollouts, groups and tombstones hold in memory.";
     MEMORY_BUDGET_BYTES: GAUGE "hedgerow_memory_budget_bytes" in Bytes by []
-        "What these may be before new groups (80 %) and calls (100 %) are refused.";
+        "What these may be before new groups (80 %) and calls (100 %) are refused: three quarters of memory_budget_bytes.";
     EVICTED_ROLLOUTS: GAUGE "hedgerow_evicted_rollouts" in Count by []
         "Rollouts whose tokens are in the log only.";
     EVICTIONS: COUNTER "hedgerow_evictions_total" in Count by []

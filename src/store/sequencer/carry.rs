@@ -147,7 +147,9 @@ impl Sequencer {
         };
         let begins = Record::RolloutCopyBegins(Box::new(begins));
         let new_home = self.log(&begins, None);
-        live.positions = frames.into_iter().map(|frame| self.store.journal.append(frame, None)).collect();
+        // Not collected: that would keep the room of the frames.
+        live.positions = Vec::with_capacity(frames.len());
+        live.positions.extend(frames.into_iter().map(|frame| self.store.journal.append(frame, None)));
         live.last_position = live.positions.last().copied().unwrap_or(new_home);
         live.share.move_home(new_home);
         self.needed.ended(home);
