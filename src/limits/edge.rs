@@ -1,7 +1,7 @@
 //! What the edge of the service may hold: parts of the memory budget, beside the part that rollouts have.
 //!
 //! Whatever clients do, all of it together is three eighths of a budget of 4 GiB or more. Rollouts level off below three fifths of
-//! it: their part is [`ROLLOUTS_PERCENT`], and the tokens of those that are not in use leave memory before it is full. Under a small
+//! it: their part is [`rollouts_bytes`], and the tokens of those that are not in use leave memory before it is full. Under a small
 //! budget the least that each bound may be counts for more: the largest message has to have room.
 
 use super::{
@@ -12,8 +12,11 @@ use super::{
     UNREAD_CONNECTION_FREE_BYTES_MIN,
 };
 
-/// The part of the memory budget that rollouts, groups and tombstones have, in percent.
-pub const ROLLOUTS_PERCENT: u64 = 75;
+/// The part of the memory budget that rollouts, groups and tombstones have: three quarters.
+#[must_use]
+pub const fn rollouts_bytes(memory_budget_bytes: u64) -> u64 {
+    memory_budget_bytes - memory_budget_bytes / 4
+}
 
 /// A bound that is a part of the memory budget.
 struct Part {
@@ -140,7 +143,7 @@ mod tests {
     #[test]
     fn all_together_is_a_part_of_the_budget_and_has_a_least_and_a_most() {
         for budget_bytes in [2 << 30, 4 << 30, 8 << 30, 1 << 40] {
-            let tokens = budget_bytes / 100 * ROLLOUTS_PERCENT / 100 * limits::MEMORY_EVICT_WAIT_PERCENT;
+            let tokens = rollouts_bytes(budget_bytes) / 100 * limits::MEMORY_EVICT_WAIT_PERCENT;
             assert!(tokens + sum(EdgeBytes::beside(budget_bytes)) < budget_bytes, "{budget_bytes}");
         }
         assert!(sum(EdgeBytes::beside(1 << 30)) < 600 << 20);

@@ -173,7 +173,8 @@ pub struct StoreOptions {
     pub clock: Clock,
     /// Where figures go.
     pub telemetry: Arc<Telemetry>,
-    /// What the process may hold in memory: rollouts [`limits::edge::ROLLOUTS_PERCENT`] of it, the edge of the service the rest.
+    /// What the process may hold in memory: rollouts have a part of it ([`limits::edge::rollouts_bytes`]), the edge of the service the
+    /// rest.
     pub memory_budget_bytes: u64,
     /// When their tokens leave it.
     pub eviction: Eviction,
@@ -254,7 +255,7 @@ impl Store {
             next_id: AtomicU64::new(1),
             in_flight: Arc::new(Semaphore::new(edge.in_flight)),
             edge,
-            memory: Memory::new(options.memory_budget_bytes / 100 * limits::edge::ROLLOUTS_PERCENT),
+            memory: Memory::new(limits::edge::rollouts_bytes(options.memory_budget_bytes)),
             draining: AtomicBool::new(false),
         };
         (Arc::new(store), receiver)

@@ -378,3 +378,86 @@ async fn what_is_on_its_way_to_trainers_that_do_not_read_is_bounded_over_all() {
     assert!(held.len() * limits::TRAINER_BYTES_OUTSTANDING_MAX > bound, "without a bound on all it would be more");
     assert!(most < bound as u64, "{most} bytes for {} trainers", held.len());
 }
+
+/// The reason that an answer before any body has, if it is a refusal.
+fn refused_for(response: &http::Response<RecvStream>) -> Option<String> {
+    let status = tonic::Status::from_header_map(response.headers())?;
+    let details = tonic_types::StatusExt::get_error_details(&status);
+    assert!(details.retry_info().is_some(), "{status:?}");
+    details.error_info().map(|info| info.reason.clone())
+}
+
+/// Each takes some kilobytes, whatever it says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn open_requests_are_bounded_over_all_connections_and_each_has_its_own() {
+    let served = served();
+    served.others_go_on("before", 1).await;
+    let before = served.resident_bytes();
+    let edge = limits::EdgeBytes::beside(MEMORY_BUDGET_BYTES);
+    let each = limits::HTTP2_CONNECTION_STREAMS_MAX as usize - limits::REQUESTS_CONNECTION_OWN;
+    let connections = edge.requests_max() / each + 2;
+    let (mut held, mut refused) = (Vec::new(), 0);
+    for _ in 0..connections {
+        let mut connection = Connection::open(&served).await;
+        for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+            let (sender, response) = connection.report().await;
+            let response = response.await.unwrap();
+            if let Some(reason) = refused_for(&response) {
+                assert_eq!(reason, "service_full");
+                refused += 1;
+            }
+            held.push((sender, response));
+        }
+    }
+    assert_eq!(refused, connections * each - edge.requests_max());
+    served.others_go_on("beside", 10).await;
+    let most = served.resident_bytes_most() - before;
+    assert!(most < (edge.requests + edge.connections) as u64, "{most} bytes");
+    drop(held);
+    // Places come back as the connections end.
+    let mut connection = Connection::open(&served).await;
+    let mut fits = 0;
+    while fits < 10 {
+        let (_, response) = connection.report().await;
+        fits = if refused_for(&response.await.unwrap()).is_none() { fits + 1 } else { 0 };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn lists_that_nobody_reads_are_bounded_over_all_connections() {
+    const CONNECTIONS: usize = 8;
+    const ROLLOUTS: usize = 400;
+    let served = served();
+    let mut worker = served.worker().await;
+    let keys: Vec<String> = (0..10).map(|key| format!("{key}")).collect();
+    let value = "x".repeat(200);
+    let many: Vec<(&str, &str)> = keys.iter().map(|key| (key.as_str(), value.as_str())).collect();
+    for number in 0..ROLLOUTS {
+        let answer = worker.report(&about("run", &format!("{number}")), crate::life::tags(&many)).await;
+        assert_eq!(answer.outcome(), AnswerOutcome::Accepted);
+    }
+    let ask = v1::ListRolloutsRequest { run_id: "run".to_owned(), page_size: 1000, ..Default::default() };
+    let ask = ask.encode_to_vec();
+    let ask: Bytes = framed(u32::try_from(ask.len()).unwrap(), &ask).into();
+    let before = served.resident_bytes();
+    let (mut held, mut refused) = (Vec::new(), 0);
+    for _ in 0..CONNECTIONS {
+        let mut connection = Connection::open(&served).await;
+        for _ in 0..limits::HTTP2_CONNECTION_STREAMS_MAX {
+            let (mut sender, response) = connection.ask_with("InspectService", "ListRollouts", "").await;
+            sender.send_data(ask.clone(), true).unwrap();
+            let response = response.await.unwrap();
+            if let Some(reason) = refused_for(&response) {
+                assert_eq!(reason, "service_full");
+                refused += 1;
+            }
+            held.push((sender, response));
+        }
+    }
+    let shown = limits::EdgeBytes::beside(MEMORY_BUDGET_BYTES).shown;
+    let page = ROLLOUTS * keys.len() * value.len();
+    assert!(refused > held.len() / 2 && refused < held.len(), "{refused} of {}", held.len());
+    let most = served.resident_bytes_most() - before;
+    assert!(held.len() * page > 4 * shown && most < 2 * shown as u64, "{most} bytes");
+    served.others_go_on("beside", 10).await;
+}

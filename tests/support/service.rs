@@ -38,7 +38,8 @@ impl TestService {
     }
 
     /// A service with a log that forgets, whose rollouts may hold so much in memory.
-    pub(crate) async fn start_with_memory(memory_budget_bytes: u64) -> Self {
+    pub(crate) async fn start_with_memory(rollouts_bytes: u64) -> Self {
+        let memory_budget_bytes = rollouts_bytes + rollouts_bytes / 3;
         Self::start_as(ServiceOptions { memory_budget_bytes, ..ServiceOptions::default() }).await
     }
 
