@@ -180,8 +180,10 @@ pub const BATCH_DECODED_BYTES_MAX: usize = 64 << 20;
 pub const NOT_YET_LISTED_MAX: usize = 64;
 /// States that a filter names.
 pub const FILTER_STATES_MAX: usize = 64;
-/// What the lists of a request take decoded above which it is decoded in a lane.
-pub const LISTS_LARGE_BYTES: usize = 256 << 10;
+/// Fields of a message above which it is read by a thread that may take long.
+pub const LONG_MESSAGE_FIELDS: usize = 4096;
+/// Such messages that are read at once, at most.
+pub const LONG_MESSAGES_AT_ONCE_MAX: usize = 4;
 /// Messages of a stream below this are not counted before they are decoded.
 pub const COUNTED_MESSAGE_BYTES_MIN: usize = 512;
 /// Requests to the sequencing task on their way.

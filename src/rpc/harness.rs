@@ -26,12 +26,13 @@ use crate::limits;
 use crate::log::Position;
 use crate::proto::v1::{self, report_request, report_response};
 use crate::rollout::Rollout;
+use crate::rollout::event::Event;
 use crate::store::effect::Notice;
 use crate::store::report::{Answer, Reply};
 use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
-use super::receive::{HeldRoom, Messages, Received, messages, received};
+use super::receive::{HeldRoom, Messages, Received, Told, is_long, messages, received};
 use super::turns::Turn;
 use super::{OpenStream, Shared, convert, draining, ended_message, refused};
 
@@ -45,6 +46,25 @@ struct Described {
     verdict: Option<v1::Verdict>,
     totals: v1::Totals,
     seal: Option<v1::SealStatus>,
+}
+
+/// A request that was checked.
+struct Checked {
+    request_seq: u64,
+    /// Whether the answer says what is missing.
+    is_seal: bool,
+    said: Said,
+}
+
+/// What it says of which rollout, as far as that is told.
+type Said = Result<(RolloutRef, Result<Event, Box<Refusal>>), Box<Refusal>>;
+
+/// A request of a stream that was read.
+enum Taken {
+    /// One to be answered, with its room.
+    Request(Checked, Option<InFlight>),
+    /// One that cannot be taken, as far as it could be read, and why.
+    Refused(Told, Refusal),
 }
 
 /// A response that may leave when its position is durable.
@@ -122,7 +142,7 @@ impl v1::harness_service_server::HarnessService for Harness {
         for request in requests {
             let begun_us = clock.now_us();
             turn.give_way(&self.shared.lanes, begun_us).await;
-            let (mut answer, position) = self.shared.answer(None, request).await;
+            let (mut answer, position) = self.shared.answer(None, checked(request)).await;
             turn.worked(begun_us, clock.now_us());
             if let Some(seal) = answer.seal.as_mut().filter(|_| answers_bytes > limits::BATCH_LISTS_BYTES_MAX) {
                 (seal.missing, seal.agents_without_list) = (Vec::new(), Vec::new());
@@ -224,12 +244,10 @@ impl ReportStream {
         let clock = shared.store.clock();
         let arrived_us = clock.now_us();
         turn.give_way(&shared.lanes, arrived_us).await;
-        let (answer, position) = match received(request, turn, &shared.lanes).await? {
-            Received::Request(request) => {
-                let _in_flight = shared.in_flight(weight(&request)).await;
-                shared.answer(Some(*reporter), request).await
-            }
-            Received::Refused(told, refusal) => {
+        let taken = if is_long(&request) { shared.take_apart(request).await? } else { shared.take(request).await? };
+        let (answer, position) = match taken {
+            Taken::Request(checked, _in_flight) => shared.answer(Some(*reporter), checked).await,
+            Taken::Refused(told, refusal) => {
                 let about = convert::report::rollout_ref(told.rollout.as_ref()).ok();
                 if let Some(about) = &about {
                     shared.store.note_refusal(about, refusal.call_id.as_ref(), refusal.reason);
@@ -312,11 +330,37 @@ impl Shared {
         Some(InFlight { _permit: permit, _held: self.store.telemetry().in_flight(bytes) })
     }
 
+    /// Takes a request that was sent, when there is room for it.
+    async fn take(&self, request: Bytes) -> Result<Taken, Status> {
+        Ok(match received(request)? {
+            Received::Request(request) => {
+                let in_flight = self.in_flight(weight(&request)).await;
+                Taken::Request(checked(request), in_flight)
+            }
+            Received::Refused(told, refusal) => Taken::Refused(told, refusal),
+        })
+    }
+
+    /// The same of one that lists very much: it is read by a thread that may take milliseconds for it, which whoever is served by
+    /// this one would wait for. Few are read at once, and the next ones wait until these have their room.
+    async fn take_apart(&self, request: Bytes) -> Result<Taken, Status> {
+        // The semaphore is never closed.
+        let _turn = self.long_messages.acquire().await.ok();
+        let read = move || match received(request)? {
+            Received::Request(request) => Ok::<_, Status>((weight(&request), Taken::Request(checked(request), None))),
+            Received::Refused(told, refusal) => Ok((0, Taken::Refused(told, refusal))),
+        };
+        let gone = |_| refused(Refusal::new(Reason::Internal, "the request cannot be read"));
+        let (weight, mut taken) = tokio::task::spawn_blocking(read).await.map_err(gone)??;
+        if let Taken::Request(_, in_flight) = &mut taken {
+            *in_flight = self.in_flight(weight).await;
+        }
+        Ok(taken)
+    }
+
     /// The answer to one request, and the position that it waits for.
-    async fn answer(&self, reporter: Option<ReporterId>, request: v1::ReportRequest) -> (v1::Answer, Position) {
-        let request_seq = request.request_seq;
-        let about = convert::report::rollout_ref(request.rollout.as_ref());
-        let is_seal = is_seal(request.event.as_ref());
+    async fn answer(&self, reporter: Option<ReporterId>, request: Checked) -> (v1::Answer, Position) {
+        let Checked { request_seq, is_seal, said } = request;
         let describe = |rollout: &mut Rollout, call: Option<(CallIndex, Verdict)>| {
             let seal = is_seal.then(|| convert::answer::seal_status(rollout));
             let forest = &rollout.facts().forest;
@@ -324,17 +368,15 @@ impl Shared {
             Described { verdict, totals: convert::answer::totals(forest), seal }
         };
         let refused = |refusal| Answer { reply: Reply::Refused(refusal), position: Position::default() };
-        let (about, answer) = match about {
-            Ok(about) => match convert::report::event(request.event, about.group.is_some()) {
-                Ok(event) => {
-                    let answer = self.store.report(reporter, &about, event, describe).await;
-                    (Some(about), answer)
-                }
-                Err(refusal) => {
-                    self.store.note_refusal(&about, refusal.call_id.as_ref(), refusal.reason);
-                    (Some(about), refused(*refusal))
-                }
-            },
+        let (about, answer) = match said {
+            Ok((about, Ok(event))) => {
+                let answer = self.store.report(reporter, &about, event, describe).await;
+                (Some(about), answer)
+            }
+            Ok((about, Err(refusal))) => {
+                self.store.note_refusal(&about, refusal.call_id.as_ref(), refusal.reason);
+                (Some(about), refused(*refusal))
+            }
             Err(refusal) => (None, refused(*refusal)),
         };
         (self.answer_message(request_seq, answer.reply, about.as_ref()), answer.position)
@@ -398,6 +440,16 @@ fn noticed(shared: &Shared, notice: &Notice) -> Option<v1::ReportResponse> {
     };
     let notice = v1::Notice { rollout: Some(convert::report::rollout_ref_message(&about)), notice: Some(news) };
     Some(v1::ReportResponse { response: Some(report_response::Response::Notice(notice)) })
+}
+
+/// Checks a request.
+fn checked(request: v1::ReportRequest) -> Checked {
+    let (request_seq, is_seal) = (request.request_seq, is_seal(request.event.as_ref()));
+    let said = convert::report::rollout_ref(request.rollout.as_ref()).map(|about| {
+        let event = convert::report::event(request.event, about.group.is_some());
+        (about, event)
+    });
+    Checked { request_seq, is_seal, said }
 }
 
 /// Whether the answer says what is missing.

@@ -26,7 +26,7 @@ use super::convert::inspect::pages::{self, Page};
 use super::convert::inspect::{Outline, Shown};
 use super::encoded::Encoded;
 use super::refusals::UntilSent;
-use super::{Shared, convert, draining, ended_message, not_in_this_release, refused, run_id};
+use super::{Shared, at_once, convert, draining, ended_message, not_in_this_release, refused, run_id};
 
 /// The service.
 pub(super) struct Inspect {
@@ -49,9 +49,7 @@ const KIB: usize = 1 << 10;
 
 impl Inspect {
     pub(super) fn new(shared: Shared) -> Self {
-        // One core in four: whoever reports does not wait for those who look.
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let at_once = (cores / 4).clamp(1, limits::SHOWN_AT_ONCE_MAX);
+        let at_once = at_once(limits::SHOWN_AT_ONCE_MAX);
         let large = LargeRoom::new(shared.store.edge().shown);
         Self { shared, shown: Arc::new(Semaphore::new(at_once)), large }
     }

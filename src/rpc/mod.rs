@@ -66,6 +66,8 @@ pub struct Shared {
     pub readiness: Arc<Readiness>,
     /// Where streams that have much to do wait for each other.
     pub lanes: Lanes,
+    /// Long messages that may be read at once.
+    pub long_messages: Arc<Semaphore>,
 }
 
 /// Counts streams, so that a drain can wait for their end.
@@ -114,6 +116,7 @@ impl Shared {
             answers,
             readiness,
             lanes: Lanes::new(),
+            long_messages: Arc::new(Semaphore::new(at_once(limits::LONG_MESSAGES_AT_ONCE_MAX))),
         }
     }
 
@@ -138,6 +141,12 @@ impl Shared {
         self.store.durable(self.store.last_position()).await;
         answer.map_err(refused)
     }
+}
+
+/// How many threads may take long at once: one core in four, so that nobody waits for them.
+fn at_once(most: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (cores / 4).clamp(1, most)
 }
 
 /// How long a silent connection is left before it is asked for a sign of life.

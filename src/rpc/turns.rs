@@ -62,13 +62,6 @@ impl Turn {
         }
     }
 
-    /// What comes next takes long at once: it waits for a lane, unless it has one.
-    pub(super) async fn enter(&mut self, lanes: &Lanes) {
-        if self.lane.is_none() {
-            self.lane = lanes.enter().await;
-        }
-    }
-
     /// Something took from one moment to another.
     pub(super) fn worked(&mut self, from_us: u64, to_us: u64) {
         self.worked_us += to_us.saturating_sub(from_us);
@@ -103,17 +96,6 @@ mod tests {
         }
         one.pause();
         assert!(waits.now_or_never().is_some());
-    }
-
-    #[tokio::test]
-    async fn what_takes_long_at_once_needs_one_lane_and_no_second() {
-        let lanes = one_lane();
-        let (mut one, mut two) = (Turn::default(), Turn::default());
-        one.enter(&lanes).await;
-        assert!(one.enter(&lanes).now_or_never().is_some(), "it has one");
-        assert!(two.enter(&lanes).now_or_never().is_none());
-        one.pause();
-        assert!(two.enter(&lanes).now_or_never().is_some());
     }
 
     #[tokio::test]

@@ -14,7 +14,6 @@ use crate::error::{Reason, Refusal};
 use crate::limits;
 use crate::proto::v1;
 use crate::rpc::refused;
-use crate::rpc::turns::{Lanes, Turn};
 
 use super::framing::HEADER_BYTES;
 use super::gather::Gather;
@@ -114,19 +113,17 @@ impl Messages<v1::ReportRequest> {
     }
 }
 
-/// A request that was sent, decoded. Long lists are decoded in a lane: they take milliseconds.
+/// Whether a request lists so much that to read it takes milliseconds.
+pub(in crate::rpc) fn is_long(message: &Bytes) -> bool {
+    message.len() > limits::LONG_MESSAGE_FIELDS && scan::is_long(v1::ReportRequest::SHAPE, message)
+}
+
+/// A request that was sent, decoded.
 ///
 /// # Errors
 /// How the stream ends if it is no message of which the number could be told.
-pub(in crate::rpc) async fn received(message: Bytes, turn: &mut Turn, lanes: &Lanes) -> Result<Received, Status> {
-    let lists_bytes = match listed_bytes::<v1::ReportRequest>(&message) {
-        Ok(bytes) => bytes,
-        Err(refusal) => return told(&message, refusal),
-    };
-    if lists_bytes > limits::LISTS_LARGE_BYTES {
-        turn.enter(lanes).await;
-    }
-    match decoded(message.clone()) {
+pub(in crate::rpc) fn received(message: Bytes) -> Result<Received, Status> {
+    match decode(message.clone()) {
         Ok(request) => Ok(Received::Request(request)),
         Err(refusal) => told(&message, refusal),
     }
@@ -145,16 +142,9 @@ fn told(message: &Bytes, refusal: Refusal) -> Result<Received, Status> {
 
 /// What was sent, unless it lists too much or means nothing.
 fn decode<M: Message + Default + Listed>(message: Bytes) -> Result<M, Refusal> {
-    listed_bytes::<M>(&message)?;
-    decoded(message)
-}
-
-/// What the lists of a message take once they are decoded.
-fn listed_bytes<M: Listed>(message: &Bytes) -> Result<usize, Refusal> {
-    if message.len() < limits::COUNTED_MESSAGE_BYTES_MIN { Ok(0) } else { scan::request(M::SHAPE, message) }
-}
-
-fn decoded<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
+    if message.len() >= limits::COUNTED_MESSAGE_BYTES_MIN {
+        scan::request(M::SHAPE, &message)?;
+    }
     M::decode(message).map_err(|error| {
         let message = format!("what came is no message of this contract: {error}");
         Refusal::new(Reason::InvalidValue, message).field("request")

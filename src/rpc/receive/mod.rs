@@ -45,8 +45,9 @@ use gather::{Gather, Whole};
 use room::Room;
 
 pub(super) use gather::HeldRoom;
-pub(super) use messages::{Messages, Received, messages, received};
+pub(super) use messages::{Messages, Received, is_long, messages, received};
 pub(super) use room::ConnectionRoom;
+pub(super) use scan::Told;
 
 /// Methods whose requests are a stream that is read by [`Messages`].
 const STREAMS: [&str; 2] = ["/hedgerow.v1.HarnessService/Report", "/hedgerow.v1.TrainerService/Subscribe"];

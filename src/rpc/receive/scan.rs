@@ -143,6 +143,29 @@ struct Counted {
     is_batch: bool,
 }
 
+/// Whether a message has so many fields that to read them takes long at once. Looks at no more of them than that.
+pub(super) fn is_long(shape: &Shape, message: &[u8]) -> bool {
+    let mut fields_left = limits::LONG_MESSAGE_FIELDS;
+    use_up(shape, message, &mut fields_left);
+    fields_left == 0
+}
+
+fn use_up(shape: &Shape, message: &[u8], fields_left: &mut usize) {
+    for (tag, value) in Fields::of(message) {
+        *fields_left = fields_left.saturating_sub(1);
+        if *fields_left == 0 {
+            return;
+        }
+        let Some(field) = shape.0.iter().find(|field| field.tag == tag) else { continue };
+        let Value::Bytes(Some(bytes)) = value else { continue };
+        if field.list.as_ref().is_some_and(|list| list.is_packed) {
+            *fields_left = fields_left.saturating_sub(bytes.len());
+        } else if !field.inside.0.is_empty() {
+            use_up(field.inside, bytes, fields_left);
+        }
+    }
+}
+
 /// Counts what one request lists; what that takes decoded, besides the bytes that were sent.
 ///
 /// # Errors

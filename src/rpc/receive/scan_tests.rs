@@ -28,6 +28,25 @@ fn within(tag: u8, message: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn what_has_many_fields_takes_long_and_what_has_long_ones_does_not() {
+    use v1::report_request::Event;
+    let is_long = |event| {
+        let request = v1::ReportRequest { event: Some(event), ..v1::ReportRequest::default() };
+        super::is_long(v1::ReportRequest::SHAPE, &request.encode_to_vec())
+    };
+    let kept = |calls: usize| {
+        let list = v1::CallList { call_ids: vec!["c".to_owned(); calls] };
+        let kept = v1::KeptCalls { agents: [("a".to_owned(), list)].into() };
+        Event::Seal(v1::Seal { kept: Some(kept), ..v1::Seal::default() })
+    };
+    assert!(!is_long(kept(limits::LONG_MESSAGE_FIELDS / 2)) && is_long(kept(limits::LONG_MESSAGE_FIELDS)));
+    let credits = vec![v1::Credit::default(); limits::LONG_MESSAGE_FIELDS];
+    assert!(is_long(Event::Reward(v1::Reward { credits, ..v1::Reward::default() })));
+    let prompt = v1::Prompt { token_ids: vec![7; 8 << 20], ..v1::Prompt::default() };
+    assert!(!is_long(Event::Call(v1::Call { prompt: Some(prompt), ..v1::Call::default() })));
+}
+
+#[test]
 fn requests_are_counted_however_small_they_are() {
     let batch = |requests| v1::ReportBatchRequest { requests: vec![v1::ReportRequest::default(); requests] };
     let count = |message: &[u8]| super::batch(of_method(BATCH), message);
