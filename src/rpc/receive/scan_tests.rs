@@ -42,8 +42,7 @@ fn what_has_many_fields_takes_long_and_what_has_long_ones_does_not() {
     assert!(!is_long(kept(limits::LONG_MESSAGE_FIELDS / 2)) && is_long(kept(limits::LONG_MESSAGE_FIELDS)));
     let credits = vec![v1::Credit::default(); limits::LONG_MESSAGE_FIELDS];
     assert!(is_long(Event::Reward(v1::Reward { credits, ..v1::Reward::default() })));
-    let prompt = v1::Prompt { token_ids: vec![7; 8 << 20], ..v1::Prompt::default() };
-    assert!(!is_long(Event::Call(v1::Call { prompt: Some(prompt), ..v1::Call::default() })));
+    assert!(!is_long(Event::Call(v1::Call { generation_token_ids: vec![7; 8 << 20].into(), ..v1::Call::default() })));
 }
 
 #[test]
