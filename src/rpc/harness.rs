@@ -32,7 +32,7 @@ use crate::store::report::{Answer, Reply};
 use crate::store::{ReporterId, RolloutKey};
 use crate::telemetry::Held;
 
-use super::receive::{HeldRoom, Messages, Received, Told, is_long, messages, received};
+use super::receive::{Messages, Received, Told, is_long, messages, received, whole};
 use super::turns::Turn;
 use super::{OpenStream, Shared, convert, draining, ended_message, refused};
 
@@ -49,7 +49,7 @@ struct Described {
 }
 
 /// A request that was checked.
-struct Checked {
+pub(super) struct Checked {
     request_seq: u64,
     /// Whether the answer says what is missing.
     is_seal: bool,
@@ -100,7 +100,7 @@ struct ReportStream {
 }
 
 /// Bytes of a request between its arrival and its place in the log.
-struct InFlight {
+pub(super) struct InFlight {
     _permit: OwnedSemaphorePermit,
     _held: Held,
 }
@@ -122,39 +122,10 @@ impl v1::harness_service_server::HarnessService for Harness {
 
     async fn report_batch(
         &self,
-        mut request: Request<v1::ReportBatchRequest>,
+        request: Request<v1::ReportBatchRequest>,
     ) -> Result<Response<v1::ReportBatchResponse>, Status> {
-        let arrived_us = self.shared.store.clock().now_us();
-        let room = request.extensions_mut().remove::<HeldRoom>();
-        let requests = request.into_inner().requests;
-        if requests.len() > limits::BATCH_REQUESTS_MAX {
-            let message = format!("{} requests, more than {} in one batch", requests.len(), limits::BATCH_REQUESTS_MAX);
-            return Err(refused(Refusal::new(Reason::OverLimit, message).field("requests")));
-        }
-        let mut answers = Vec::with_capacity(requests.len());
-        let mut last = Position::default();
-        // All at once: batches that each held some and waited for more would wait for each other.
-        // Their answers first: who waits for that holds nothing that others wait for.
-        let _answers = self.shared.batch_answers(&requests).await;
-        let _in_flight = self.shared.in_flight(requests.iter().map(weight).sum()).await;
-        drop(room);
-        let (clock, mut turn, mut answers_bytes) = (self.shared.store.clock(), Turn::default(), 0);
-        for request in requests {
-            let begun_us = clock.now_us();
-            turn.give_way(&self.shared.lanes, begun_us).await;
-            let (mut answer, position) = self.shared.answer(None, checked(request)).await;
-            turn.worked(begun_us, clock.now_us());
-            if let Some(seal) = answer.seal.as_mut().filter(|_| answers_bytes > limits::BATCH_LISTS_BYTES_MAX) {
-                (seal.missing, seal.agents_without_list) = (Vec::new(), Vec::new());
-            }
-            answers_bytes += answer.encoded_len();
-            last = last.max(position);
-            answers.push(answer);
-        }
-        turn.pause();
-        self.shared.store.durable(last).await;
-        self.shared.answered_durably(arrived_us);
-        Ok(Response::new(v1::ReportBatchResponse { answers }))
+        let request = whole(request).await?;
+        Ok(Response::new(self.shared.answer_batch(request).await?))
     }
 }
 
@@ -312,20 +283,12 @@ impl Drop for ReportStream {
 
 impl Shared {
     /// Records how long a message waited for its durable answer.
-    fn answered_durably(&self, arrived_us: u64) {
+    pub(super) fn answered_durably(&self, arrived_us: u64) {
         let took_us = self.store.clock().now_us().saturating_sub(arrived_us);
         self.store.telemetry().durable_answer(Duration::from_micros(took_us));
     }
 
-    /// Room for the answers to these requests, until all are durable and leave together.
-    async fn batch_answers(&self, requests: &[v1::ReportRequest]) -> Option<OwnedSemaphorePermit> {
-        let seals = requests.iter().filter(|request| is_seal(request.event.as_ref())).count();
-        let lists = (seals * limits::ANSWER_BYTES_MAX).min(limits::BATCH_LISTS_BYTES_MAX + limits::ANSWER_BYTES_MAX);
-        let bytes = requests.len() * limits::BATCH_ANSWER_BYTES + lists;
-        Arc::clone(&self.answers).acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX)).await.ok()
-    }
-
-    async fn in_flight(&self, bytes: usize) -> Option<InFlight> {
+    pub(super) async fn in_flight(&self, bytes: usize) -> Option<InFlight> {
         let permit = self.store.permit(bytes).await?;
         Some(InFlight { _permit: permit, _held: self.store.telemetry().in_flight(bytes) })
     }
@@ -359,7 +322,7 @@ impl Shared {
     }
 
     /// The answer to one request, and the position that it waits for.
-    async fn answer(&self, reporter: Option<ReporterId>, request: Checked) -> (v1::Answer, Position) {
+    pub(super) async fn answer(&self, reporter: Option<ReporterId>, request: Checked) -> (v1::Answer, Position) {
         let Checked { request_seq, is_seal, said } = request;
         let describe = |rollout: &mut Rollout, call: Option<(CallIndex, Verdict)>| {
             let seal = is_seal.then(|| convert::answer::seal_status(rollout));
@@ -443,7 +406,7 @@ fn noticed(shared: &Shared, notice: &Notice) -> Option<v1::ReportResponse> {
 }
 
 /// Checks a request.
-fn checked(request: v1::ReportRequest) -> Checked {
+pub(super) fn checked(request: v1::ReportRequest) -> Checked {
     let (request_seq, is_seal) = (request.request_seq, is_seal(request.event.as_ref()));
     let said = convert::report::rollout_ref(request.rollout.as_ref()).map(|about| {
         let event = convert::report::event(request.event, about.group.is_some());
@@ -453,12 +416,12 @@ fn checked(request: v1::ReportRequest) -> Checked {
 }
 
 /// Whether the answer says what is missing.
-fn is_seal(event: Option<&report_request::Event>) -> bool {
+pub(super) fn is_seal(event: Option<&report_request::Event>) -> bool {
     matches!(event, Some(report_request::Event::Seal(_) | report_request::Event::Finish(_)))
 }
 
 /// Bytes that a request is reckoned with: as it was sent, and what its parts take besides.
-fn weight(request: &v1::ReportRequest) -> usize {
+pub(super) fn weight(request: &v1::ReportRequest) -> usize {
     const REST_BYTES: usize = 512;
     // The shortest id takes more as a text of its own than in a message.
     let texts = |lists: &v1::KeptCalls| lists.agents.values().map(|list| list.call_ids.len()).sum();

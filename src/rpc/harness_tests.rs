@@ -4,10 +4,10 @@ use std::pin::pin;
 
 use futures_util::FutureExt;
 use tokio::sync::watch;
-use v1::harness_service_server::HarnessService;
 
 use super::*;
 use crate::log::memory::MemoryLog;
+use crate::rpc::receive::WholeRequest;
 use crate::store::clock::Clock;
 use crate::store::sequencer::Command;
 use crate::store::{Eviction, Store, StoreOptions};
@@ -70,15 +70,14 @@ async fn a_batch_begins_when_there_is_room_for_all_of_it() {
     // Nobody answers the commands, so that a batch stops where it asks for its first rollout.
     let (shared, mut commands) = shared();
     let store = Arc::clone(&shared.store);
-    let harness = Harness::new(shared);
     let request = || v1::ReportRequest {
         rollout: Some(v1::RolloutRef { run_id: "run".into(), rollout_id: "x".into(), ..v1::RolloutRef::default() }),
         event: Some(report_request::Event::Heartbeat(v1::Heartbeat {})),
         ..v1::ReportRequest::default()
     };
-    let batch = || Request::new(v1::ReportBatchRequest { requests: vec![request(), request()] });
+    let batch = || WholeRequest::new(v1::ReportBatchRequest { requests: vec![request(), request()] }.encode_to_vec());
     let _taken = store.permit(store.edge().in_flight - 3 * weight(&request())).await;
-    let (mut one, mut two) = (pin!(harness.report_batch(batch())), pin!(harness.report_batch(batch())));
+    let (mut one, mut two) = (pin!(shared.answer_batch(batch())), pin!(shared.answer_batch(batch())));
     assert!(one.as_mut().now_or_never().is_none() && two.as_mut().now_or_never().is_none());
     assert!(commands.try_recv().is_ok(), "the first has room");
     assert!(commands.try_recv().is_err(), "the second has room for one request, not for both");

@@ -5,6 +5,7 @@
 //! Never does: hold a lock over an `.await`, or decide anything that `rollout`, `queue` or `store` should.
 
 mod admin;
+mod batch;
 mod connection;
 pub mod convert;
 mod encoded;

@@ -4,12 +4,13 @@
 //! A million of each by hand, with figures: `cargo test --release --test e2e a_million -- --ignored --nocapture`.
 
 use hedgerow::limits;
+use hedgerow::proto::v1::harness_service_client::HarnessServiceClient;
 use hedgerow::proto::v1::report_request::Event;
 use hedgerow::proto::v1::{self, AnswerOutcome, DiscardDisposition};
 
 use crate::life::{Life, in_group};
 use crate::life::{agent_start, discard, expecting, finish, finish_with, heartbeat, on_base, walks};
-use crate::service::{TestService, Worker, about, call};
+use crate::service::{TestService, Worker, about, call, seal};
 
 /// How many events are sent before their answers are looked at; fewer than are answered without being read.
 const AT_ONCE: usize = 500;
@@ -75,6 +76,30 @@ async fn tiny_rollouts_groups_and_agents_without_end_stay_under_the_budget() {
     assert!(grouped > 500 && grouped < 5000);
     assert_eq!(kinds(&refusals), [("memory_full".to_owned(), true)]);
     assert!(memory.used_bytes() <= BUDGET_BYTES, "{memory:?}");
+}
+
+/// They are read apart, whichever way they come.
+#[tokio::test]
+async fn long_lists_are_taken_from_streams_and_in_batches() {
+    const CALLS: usize = 20_000;
+    let mut life = Life::start().await;
+    let ids: Vec<String> = (0..CALLS).map(|call| call.to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let answer = life.worker.report(&about("run", "stream"), Event::Seal(seal(&[("main", &ids)]))).await;
+    let missing = |answer: &v1::Answer| answer.seal.as_ref().map(|seal| seal.missing_count);
+    assert_eq!((answer.outcome(), missing(&answer)), (AnswerOutcome::Accepted, Some(CALLS as u64)), "{answer:?}");
+    let request = |rollout: &str, ids: &[&str]| v1::ReportRequest {
+        rollout: Some(about("run", rollout)),
+        event: Some(Event::Seal(seal(&[("main", ids)]))),
+        ..v1::ReportRequest::default()
+    };
+    let requests = vec![request("batch", &ids), request("refused", &[""; CALLS]), request("short", &["a"])];
+    let mut client = HarnessServiceClient::new(life.service.channel().await);
+    let answers = client.report_batch(v1::ReportBatchRequest { requests }).await.unwrap().into_inner().answers;
+    let outcomes: Vec<_> = answers.iter().map(|answer| (answer.outcome(), missing(answer))).collect();
+    let accepted = |calls| (AnswerOutcome::Accepted, Some(calls));
+    assert_eq!(outcomes, [accepted(CALLS as u64), (AnswerOutcome::Refused, None), accepted(1)]);
+    assert_eq!(answers[1].refusal.as_ref().unwrap().reason, "invalid_identifier");
 }
 
 #[tokio::test]

@@ -62,6 +62,7 @@ async fn what_the_transport_refuses_has_a_reason_and_is_counted_once() {
         ("hedgerow.v1.AdminService/CreateRun", None, garbage.clone(), invalid),
         ("hedgerow.v1.InspectService/ListRuns", None, garbage, invalid),
         (BATCH, None, Vec::new(), invalid),
+        (BATCH, None, [good.clone(), good.clone()].concat(), invalid),
         (BATCH, None, vec![9; 5], invalid),
         (BATCH, None, compressed.clone(), not_here),
         (REPORT, None, compressed, not_here),

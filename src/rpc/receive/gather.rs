@@ -2,12 +2,10 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame};
-use parking_lot::Mutex;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -47,7 +45,6 @@ pub(super) struct Gather {
     /// Bytes of whole messages that are held, and of their lists once they are decoded.
     kept: usize,
     room: Room,
-    room_goes_to: Option<HeldRoom>,
     unread: Option<Reader>,
     /// Bytes that were handed on and may be in use still.
     in_use: usize,
@@ -77,7 +74,6 @@ impl Gather {
             becomes,
             kept: 0,
             room,
-            room_goes_to: None,
             unread,
             in_use: 0,
             without_room: 0,
@@ -212,11 +208,6 @@ impl Gather {
         self.unread = None;
     }
 
-    /// Leaves the room that it holds here when it is done with, for whoever decodes what came.
-    pub(super) fn leave_room_in(&mut self, place: HeldRoom) {
-        self.room_goes_to = Some(place);
-    }
-
     /// Gives everything back: it must not wait for the reader to let go.
     fn end(&mut self, refusal: Refusal) -> Status {
         (self.part, self.waiting, self.framing) = (Part::default(), None, Framing::default());
@@ -231,16 +222,8 @@ impl Gather {
 impl Drop for Gather {
     fn drop(&mut self) {
         self.let_go();
-        if let Some(place) = self.room_goes_to.take() {
-            self.room.shrink(self.kept);
-            *place.0.lock() = Some(self.room.take());
-        }
     }
 }
-
-/// Room of a message that came whole, held while its request is under way. It comes back with the last of these.
-#[derive(Clone, Default)]
-pub(in crate::rpc) struct HeldRoom(Arc<Mutex<Option<Room>>>);
 
 /// The transport's reader takes whole messages, too.
 impl http_body::Body for Gather {

@@ -15,9 +15,10 @@ use crate::limits;
 use crate::proto::v1;
 use crate::rpc::refused;
 
+use super::BATCH;
 use super::framing::HEADER_BYTES;
 use super::gather::Gather;
-use super::lists::Listed;
+use super::lists::{self, Listed};
 use super::scan::{self, Told};
 
 /// Messages as they come. What was read of a message is not lost if waiting for the next one is given up.
@@ -44,10 +45,53 @@ pub(super) fn hand_over<B>(request: &mut http::Request<B>, gather: Gather) {
 pub(in crate::rpc) fn messages<M: Message + Default>(
     mut request: Request<Streaming<M>>,
 ) -> Result<Messages<M>, Status> {
+    Ok(Messages { gather: handed_over(&mut request)?, whole: Bytes::new(), message: PhantomData })
+}
+
+fn handed_over<B>(request: &mut Request<B>) -> Result<Gather, Status> {
     let gather = request.extensions_mut().remove::<HandedOver>().and_then(|handed| handed.0.lock().take());
-    match gather {
-        Some(gather) => Ok(Messages { gather, whole: Bytes::new(), message: PhantomData }),
-        None => Err(refused(Refusal::new(Reason::Internal, "the request's body was not handed over"))),
+    gather.ok_or_else(|| refused(Refusal::new(Reason::Internal, "the request's body was not handed over")))
+}
+
+/// The one message of a request, as it was sent. It holds its room.
+pub(in crate::rpc) struct WholeRequest {
+    pub(in crate::rpc) message: Bytes,
+    _room: Option<Gather>,
+}
+
+/// The one message of a request that came through this layer, once the request has ended.
+///
+/// # Errors
+/// If it did not, or what comes is not one message.
+pub(in crate::rpc) async fn whole<B>(mut request: Request<B>) -> Result<WholeRequest, Status> {
+    let mut messages = Messages::<()> { gather: handed_over(&mut request)?, whole: Bytes::new(), message: PhantomData };
+    let not_one = |message| refused(Refusal::new(Reason::InvalidValue, message).field("request"));
+    let message = messages.next().await?.ok_or_else(|| not_one("the request has no message"))?;
+    if messages.next().await?.is_some() {
+        return Err(not_one("the request has more than one message"));
+    }
+    Ok(WholeRequest { message, _room: Some(messages.gather) })
+}
+
+/// Whether a batch lists so much that to read it takes milliseconds.
+pub(in crate::rpc) fn is_long_batch(message: &Bytes) -> bool {
+    scan::is_long(lists::of_method(BATCH), message)
+}
+
+/// A batch that was sent, decoded.
+///
+/// # Errors
+/// If it is none, or lists too much.
+pub(in crate::rpc) fn batch(message: Bytes) -> Result<v1::ReportBatchRequest, Refusal> {
+    scan::batch(lists::of_method(BATCH), &message)?;
+    decoded(message)
+}
+
+#[cfg(test)]
+impl WholeRequest {
+    /// One that holds no room.
+    pub(in crate::rpc) fn new(message: Vec<u8>) -> Self {
+        Self { message: message.into(), _room: None }
     }
 }
 
@@ -85,7 +129,9 @@ impl<M: Message + Default + Listed> Messages<M> {
     pub(in crate::rpc) fn is_at_hand(&self) -> bool {
         !self.whole.is_empty() || self.gather.is_at_hand()
     }
+}
 
+impl<M> Messages<M> {
     /// The next message as it was sent.
     async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         if self.whole.is_empty() {
@@ -145,6 +191,10 @@ fn decode<M: Message + Default + Listed>(message: Bytes) -> Result<M, Refusal> {
     if message.len() >= limits::COUNTED_MESSAGE_BYTES_MIN {
         scan::request(M::SHAPE, &message)?;
     }
+    decoded(message)
+}
+
+fn decoded<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
     M::decode(message).map_err(|error| {
         let message = format!("what came is no message of this contract: {error}");
         Refusal::new(Reason::InvalidValue, message).field("request")

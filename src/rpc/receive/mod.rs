@@ -7,7 +7,8 @@
 //! Room is taken for what has *arrived* of a message that is not whole, never for what it claims: a part that each connection has
 //! for itself, so that calls of usual size pass whatever others do; beyond that from a budget of the connection, and from one of
 //! all. The bytes that make a message of a stream whole pass without asking; the one message of a request keeps its room until the
-//! request has ended, for until then nobody takes it; and that of a batch longer, until its requests have their place in flight. What its lists take once they are decoded counts there, too.
+//! request has ended, for until then nobody takes it; and that of a batch longer, until its requests have their place in flight.
+//! What its lists take once they are decoded counts there, too, but for those so long that they are decoded apart, a few at once.
 //!
 //! Nothing is decoded whose lists are longer than is taken ([`lists`], [`scan`]): an element may take two bytes of a message, and
 //! dozens once it is decoded.
@@ -44,15 +45,14 @@ use super::harness::Harness;
 use gather::{Gather, Whole};
 use room::Room;
 
-pub(super) use gather::HeldRoom;
-pub(super) use messages::{Messages, Received, is_long, messages, received};
+pub(super) use messages::{Messages, Received, WholeRequest, batch, is_long, is_long_batch, messages, received, whole};
 pub(super) use room::ConnectionRoom;
 pub(super) use scan::Told;
 
 /// Methods whose requests are a stream that is read by [`Messages`].
 const STREAMS: [&str; 2] = ["/hedgerow.v1.HarnessService/Report", "/hedgerow.v1.TrainerService/Subscribe"];
 
-/// The method whose one message may hold very many requests.
+/// The method whose one message may hold very many requests; it is read by [`whole`].
 const BATCH: &str = "/hedgerow.v1.HarnessService/ReportBatch";
 
 /// Puts request bodies under the budget.
@@ -82,7 +82,7 @@ impl ReceiveLayer {
         let path = request.uri().path();
         let whole = match path {
             path if STREAMS.contains(&path) => Whole::HandedOn,
-            BATCH => Whole::Held { lists: lists::of_method(BATCH), count: scan::batch },
+            BATCH => Whole::Held { lists: lists::of_method(BATCH), count: scan::short_batch },
             path => Whole::Held { lists: lists::of_method(path), count: scan::request },
         };
         Gather::new(body, most_bytes(path), whole, (room, unread), self.clock.clone())
@@ -118,13 +118,12 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for Receive<S> {
 
     fn call(&mut self, mut request: Request<Body>) -> S::Future {
         let body = std::mem::replace(request.body_mut(), Body::empty());
-        let mut gather = self.layer.gather(&request, body);
-        if request.uri().path() == BATCH {
-            let held = HeldRoom::default();
-            gather.leave_room_in(held.clone());
-            request.extensions_mut().insert(held);
-        }
+        let gather = self.layer.gather(&request, body);
         if STREAMS.contains(&request.uri().path()) {
+            messages::hand_over(&mut request, gather);
+        } else if request.uri().path() == BATCH {
+            // The transport waits for one message: an empty one.
+            *request.body_mut() = Body::new(String::from("\0\0\0\0\0"));
             messages::hand_over(&mut request, gather);
         } else {
             *request.body_mut() = Body::new(gather);

@@ -81,13 +81,6 @@ impl Room {
         self.own_bytes + self.held_bytes
     }
 
-    /// All that is held, for another to hold.
-    pub(super) fn take(&mut self) -> Self {
-        let (own_bytes, held_bytes) = (std::mem::take(&mut self.own_bytes), std::mem::take(&mut self.held_bytes));
-        let held = std::mem::take(&mut self.held);
-        Self { connection: self.connection.clone(), budgets: self.budgets.clone(), own_bytes, held, held_bytes }
-    }
-
     /// Holds room for `needed` bytes, or says what has to be waited for.
     pub(super) fn grow(&mut self, needed: usize) -> Option<Wanted> {
         if let Some(connection) = &self.connection {
