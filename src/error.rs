@@ -119,6 +119,8 @@ reasons! {
     AttemptSuperseded = FailedPrecondition "attempt_superseded",
     /// The group has as many members as it may have.
     GroupFull = ResourceExhausted "group_full",
+    /// The group was released or dropped, and takes no rollout any more.
+    GroupReleased = FailedPrecondition "group_released",
     /// The rollout has as many calls, agents or names as it may have.
     RolloutFull = ResourceExhausted "rollout_full",
     /// The disk, or what the log may take of it, is full.

@@ -164,7 +164,28 @@ pub fn rollout_unit_id(run: &RunId, rollout: &RolloutId, attempt: u32, policy: O
     id
 }
 
-/// The run, rollout and attempt that a unit of this id is of; none if it is no unit's id.
+/// The stable id of a unit of all rows of a group: `run//group`, and `/policy` if it holds those of one policy. No rollout's unit has
+/// an empty second part.
+#[must_use]
+pub fn group_unit_id(run: &RunId, group: &GroupId, policy: Option<&Name>) -> String {
+    let mut id = format!("{}//{}", percent_encoded(run.as_str()), percent_encoded(group.as_str()));
+    if let Some(policy) = policy {
+        id.push('/');
+        id.push_str(&percent_encoded(policy.as_str()));
+    }
+    id
+}
+
+/// The run and the group that a unit of this id is of; none if it is no group's.
+#[must_use]
+pub fn unit_group(unit_id: &str) -> Option<(RunId, GroupId)> {
+    let mut parts = unit_id.split('/');
+    let run = RunId::parse(&percent_decoded(parts.next()?)?).ok()?;
+    parts.next().filter(|part| part.is_empty())?;
+    Some((run, GroupId::parse(&percent_decoded(parts.next()?)?).ok()?))
+}
+
+/// The run, rollout and attempt that a unit of this id is of; none if it is no rollout's.
 #[must_use]
 pub fn unit_source(unit_id: &str) -> Option<(RunId, RolloutId, u32)> {
     let mut parts = unit_id.split('/');
@@ -229,6 +250,13 @@ mod tests {
         assert_eq!(row_id(&run, &rollout, 2, &policy, &leaf), "r%2F1/g0%201/2/main/c%2F1");
         assert_eq!(rollout_unit_id(&run, &rollout, 2, Some(&policy)), "r%2F1/g0%201/2/main");
         assert_eq!(rollout_unit_id(&run, &rollout, 2, None), "r%2F1/g0%201/2");
+        let group = GroupId::parse("g/0").unwrap();
+        assert_eq!(group_unit_id(&run, &group, None), "r%2F1//g%2F0");
+        assert_eq!(group_unit_id(&run, &group, Some(&policy)), "r%2F1//g%2F0/main");
+        for id in ["r%2F1//g%2F0", "r%2F1//g%2F0/main"] {
+            assert_eq!((unit_group(id), unit_source(id)), (Some((run.clone(), group.clone())), None));
+        }
+        assert_eq!(unit_group("r%2F1/g0%201/2"), None);
         for id in ["r%2F1/g0%201/2", "r%2F1/g0%201/2/main/c%2F1"] {
             assert_eq!(unit_source(id), Some((run.clone(), rollout.clone(), 2)));
         }

@@ -26,6 +26,8 @@ pub const ROLLOUT_AGENT_FACTS_MAX: usize = 4 * ROLLOUT_AGENTS_MAX;
 pub const ROLLOUT_CREDITS_MAX: usize = ROLLOUT_CALLS_MAX + ROLLOUT_AGENTS_MAX;
 /// Largest process reward, and largest factor, up to its sign: products and sums of several stay finite.
 pub const CREDIT_VALUE_MAX: f64 = 1e30;
+/// Largest advantage of a rollout in its group, up to its sign: beyond, its group is dropped. With credits it stays finite.
+pub const ADVANTAGE_MAX: f64 = 1e200;
 /// Most distinct small names (policies, models, kinds, finish reasons) in a rollout.
 pub const ROLLOUT_NAMES_MAX: usize = 10_000;
 /// Most spans of policy versions in a call.
@@ -148,9 +150,13 @@ pub const MEMORY_QUIET_MS: u64 = 5_000;
 /// When it may be worth trying again what was refused for want of memory.
 pub const MEMORY_RETRY_AFTER_MS: u64 = 1000;
 /// Estimated bytes of a group, and of one of its members, without their ids' texts.
-pub const GROUP_BYTES: u64 = 256;
+pub const GROUP_BYTES: u64 = 512;
 /// See [`GROUP_BYTES`].
-pub const GROUP_MEMBER_BYTES: u64 = 96;
+pub const GROUP_MEMBER_BYTES: u64 = 168;
+/// Bytes that a group's release takes besides, without those whom it counts.
+pub const GROUP_RELEASE_BYTES: u64 = 192;
+/// Bytes of each rollout that a group's release counts.
+pub const GROUP_COUNTED_BYTES: u64 = 48;
 /// Estimated bytes of a tombstone with its place in the map and its ids' texts of usual length.
 pub const TOMBSTONE_BYTES: u64 = 704;
 /// Estimated bytes of a unit in a consumer group's line, without its id's text.

@@ -15,7 +15,7 @@ const MAY_IMPORT: [(&str, &[&str]); 16] = [
     ("config", &["error", "ids", "limits"]),
     ("telemetry", &["error", "ids", "limits"]),
     ("forest", &["ids", "limits"]),
-    ("rollout", &["forest", "error", "ids", "limits"]),
+    ("rollout", &["forest", "group", "error", "ids", "limits"]),
     ("group", &["error", "ids", "limits"]),
     ("queue", &["error", "ids", "limits"]),
     ("log", &["queue", "group", "rollout", "forest", "telemetry", "config", "error", "ids", "limits"]),

@@ -226,7 +226,8 @@ fn remark_on(notice: &UnitNotice) {
         UnitNoticeKind::Skipped => "units were skipped: this reader was too slow",
         UnitNoticeKind::TooLong => "calls were left out: they are too long",
         UnitNoticeKind::NoRows => "rollouts were finalised without a row for this reader",
-        UnitNoticeKind::GroupDropped => "a group was dropped",
+        UnitNoticeKind::GroupDropped => "groups were dropped",
+        UnitNoticeKind::Late => "rollouts came after their group had been released",
         UnitNoticeKind::Retention => "units were no longer retained",
         UnitNoticeKind::Unspecified
         | UnitNoticeKind::Undeliverable

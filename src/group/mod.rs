@@ -1,15 +1,27 @@
-//! The rollouts of one prompt. Pure.
+//! The rollouts of one prompt, compared with each other. Pure.
 //!
-//! A [`Group`] knows its size, if somebody said it, and its members: which are open, finalised, or out. It judges whether
-//! one more may join. In this release groups give no credit and hold no rows back.
+//! A [`Group`] knows its size, if somebody said it, and its members: which are open, finalised with which reward, or out. It
+//! judges whether one more may join, says when it can be released by its run's rules, and with whom ([`release`]); what rewards
+//! come to is in [`estimate`].
 //!
-//! Never does: forget a member while another is remembered. A discarded member keeps its place: for good, or for its next attempt.
+//! A group whose size was never said is never whole, for more may come: it waits for a quorum, or until its time is over.
+//!
+//! Never does: forget a member while another is remembered; release twice, or take back a release. A discarded member keeps its
+//! place: for good, or for its next attempt. Only a member's newest attempt counts.
+
+pub mod estimate;
+pub mod release;
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 
 use crate::error::{Reason, Refusal};
 use crate::ids::{GroupId, RolloutId};
+use crate::limits;
+
+pub use estimate::{Estimator, Statistics};
+pub use release::{Absence, Counted, Decided, DroppedFor, GroupRules, Release, ReleasedFor};
 
 /// Where a member stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,27 +47,57 @@ impl Member {
 }
 
 /// The rollouts of one prompt.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
+    rules: GroupRules,
     size: Option<u32>,
+    release: Option<Arc<Release>>,
     members: BTreeMap<RolloutId, Standing>,
     /// Members that are open, or whose next attempt will come.
     unfinished: usize,
     /// Members that are open.
     open: usize,
+    /// Members whose rows are made.
+    finalised: usize,
     /// Members of which at least a tombstone is there.
     remembered: usize,
 }
 
 /// A member, at its latest attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Standing {
     attempt: u32,
     member: Member,
     remembered: bool,
+    /// Of a finalised one, until its group is released.
+    reward: f64,
 }
 
 impl Group {
+    /// A group without members, with these rules.
+    #[must_use]
+    pub fn new(rules: GroupRules) -> Self {
+        Self { rules, ..Self::default() }
+    }
+
+    /// What its run decides about it.
+    #[must_use]
+    pub fn rules(&self) -> &GroupRules {
+        &self.rules
+    }
+
+    /// Its release, if that has come.
+    #[must_use]
+    pub fn release(&self) -> Option<&Arc<Release>> {
+        self.release.as_ref()
+    }
+
+    /// Whether its release is awaited.
+    #[must_use]
+    pub fn awaits_release(&self) -> bool {
+        self.rules.are_released() && self.release.is_none()
+    }
+
     /// How many members it has when it is whole, if somebody said so.
     #[must_use]
     pub fn size(&self) -> Option<u32> {
@@ -106,10 +148,25 @@ impl Group {
         }
     }
 
+    /// Whether it still takes attempts at rollouts that are not open in it.
+    ///
+    /// # Errors
+    /// If it was released: nobody would be given their rows.
+    pub fn judge_released(&self, id: &GroupId) -> Result<(), Refusal> {
+        let Some(release) = &self.release else { return Ok(()) };
+        let (what, why) = match release.dropped() {
+            Some(dropped) => ("dropped", dropped.as_str()),
+            None => ("released", release.decided().released_for.as_str()),
+        };
+        let message = format!("group {id:?} was {what} ({why}), and takes no rollout any more");
+        Err(Refusal::new(Reason::GroupReleased, message).field("rollout.group_id"))
+    }
+
     /// An attempt at a member was opened; true for its first.
     pub fn opened(&mut self, rollout: &RolloutId, attempt: u32) -> bool {
-        let standing = Standing { attempt, member: Member::Open, remembered: true };
+        let standing = Standing { attempt, member: Member::Open, remembered: true, reward: 0.0 };
         let before = self.members.insert(rollout.clone(), standing);
+        self.finalised -= usize::from(before.is_some_and(|before| before.member == Member::Finalised));
         self.unfinished += usize::from(!before.is_some_and(|before| before.member.is_unfinished()));
         self.open += usize::from(!before.is_some_and(|before| before.member == Member::Open));
         self.remembered += usize::from(!before.is_some_and(|before| before.remembered));
@@ -121,6 +178,18 @@ impl Group {
         self.size = self.size.or(Some(size));
     }
 
+    /// An attempt at a member was finalised with this reward.
+    pub fn finalised(&mut self, rollout: &RolloutId, attempt: u32, reward: f64) {
+        self.closed(rollout, attempt, Member::Finalised);
+        let awaits_release = self.awaits_release();
+        if let Some(standing) = self.members.get_mut(rollout)
+            && standing.attempt == attempt
+            && awaits_release
+        {
+            standing.reward = reward;
+        }
+    }
+
     /// An attempt at a member is not open any more. Says nothing of the member if a newer attempt was opened meanwhile.
     pub fn closed(&mut self, rollout: &RolloutId, attempt: u32, now: Member) {
         if let Some(standing) = self.members.get_mut(rollout)
@@ -130,6 +199,8 @@ impl Group {
             self.unfinished += usize::from(now.is_unfinished());
             self.open -= usize::from(standing.member == Member::Open);
             self.open += usize::from(now == Member::Open);
+            self.finalised -= usize::from(standing.member == Member::Finalised);
+            self.finalised += usize::from(now == Member::Finalised);
             standing.member = now;
         }
     }
@@ -153,59 +224,102 @@ impl Group {
         self.open > 0
     }
 
-    /// Whether nothing more can come of it: it is whole, or its size was never said, and no member is open or to come.
+    /// Whether it is released, where that is awaited; else whether nothing more can come of it: it is whole, or its size was
+    /// never said, and no member is open or to come.
     #[must_use]
     pub fn is_over(&self) -> bool {
+        if self.rules.are_released() {
+            return self.release.is_some();
+        }
         let whole = self.size.is_none_or(|size| self.members.len() >= size as usize);
         whole && self.unfinished == 0
+    }
+
+    /// Whether every member is finalised or out for good, and no other can come.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.size.is_some_and(|size| self.members.len() >= size as usize) && self.unfinished == 0
+    }
+
+    /// Why it can be released now, if it can; its time may be over.
+    #[must_use]
+    pub fn due(&self, its_time_is_over: bool) -> Option<ReleasedFor> {
+        let has_quorum = || self.rules.quorum.is_some_and(|quorum| self.finalised >= quorum as usize);
+        match () {
+            () if !self.awaits_release() => None,
+            () if self.is_whole() => Some(ReleasedFor::Whole),
+            () if has_quorum() => Some(ReleasedFor::Quorum),
+            () if its_time_is_over => Some(ReleasedFor::Timeout),
+            () => None,
+        }
+    }
+
+    /// The rewards of its finalised members in two numbers, until it is released.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        if !self.awaits_release() {
+            return self.release.as_ref().map(|release| release.statistics()).unwrap_or_default();
+        }
+        let finalised = self.members.values().filter(|standing| standing.member == Member::Finalised);
+        Statistics::of(&finalised.map(|standing| standing.reward).collect::<Vec<_>>())
+    }
+
+    /// Its release as it would be now. `reason_of_end` says why an attempt at a member ended.
+    #[must_use]
+    pub fn decide(&self, released_for: ReleasedFor, reason_of_end: impl Fn(&RolloutId, u32) -> String) -> Decided {
+        let (counted, absences, absent) = self.counted_and_absent(reason_of_end);
+        Decided { rules: self.rules, released_for, size: self.size, counted, absences, absent }
+    }
+
+    /// Who would be counted now, and who is missing, the first few and how many.
+    pub fn counted_and_absent(
+        &self,
+        reason_of_end: impl Fn(&RolloutId, u32) -> String,
+    ) -> (Vec<Counted>, Vec<Absence>, u32) {
+        let (mut counted, mut absences, mut absent) = (Vec::new(), Vec::new(), 0_u32);
+        for (rollout, Standing { attempt, member, reward, .. }) in &self.members {
+            let reason = match member {
+                Member::Finalised => {
+                    counted.push(Counted { rollout: rollout.clone(), attempt: *attempt, reward: *reward });
+                    continue;
+                }
+                Member::Open => None,
+                Member::Out | Member::WillRetry => Some(()),
+            };
+            absent += 1;
+            if absences.len() < limits::LISTED_IDS_MAX {
+                let member = Some((rollout.clone(), *attempt));
+                let of_end = |()| reason_of_end(rollout, *attempt);
+                absences.push(Absence { member, reason: reason.map_or(release::NOT_FINALISED.to_owned(), of_end) });
+            }
+        }
+        let members = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
+        let never_came = self.size.map_or(0, |size| size.saturating_sub(members));
+        let listed = limits::LISTED_IDS_MAX.saturating_sub(absences.len()).min(never_came as usize);
+        absences.extend((0..listed).map(|_| Absence { member: None, reason: release::NEVER_CAME.to_owned() }));
+        (counted, absences, absent.saturating_add(never_came))
+    }
+
+    /// It was released; the first release stands. True if it was this one.
+    pub fn released(&mut self, release: &Arc<Release>) -> bool {
+        let is_first = self.release.is_none();
+        if is_first {
+            self.rules = release.decided().rules;
+            self.size = self.size.or(release.decided().size);
+            self.release = Some(Arc::clone(release));
+            // The release has them.
+            self.members.values_mut().for_each(|standing| standing.reward = 0.0);
+        }
+        is_first
+    }
+
+    /// It has these rules, as the log says.
+    pub fn has_rules(&mut self, rules: GroupRules) {
+        if self.release.is_none() {
+            self.rules = rules;
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-    use super::*;
-
-    fn rollout(text: &str) -> RolloutId {
-        RolloutId::parse(text).unwrap()
-    }
-
-    #[test]
-    fn a_group_has_one_size_and_no_more_members_than_that() {
-        let id = GroupId::parse("g").unwrap();
-        let mut group = Group::default();
-        group.opened(&rollout("a"), 0);
-        group.opened(&rollout("b"), 0);
-        group.said_size(2);
-        assert_eq!(group.judge(&id, &rollout("a"), Some(2)), Ok(()));
-        assert_eq!(group.judge(&id, &rollout("a"), Some(3)).unwrap_err().reason, Reason::GroupSizeConflict);
-        assert_eq!(group.judge(&id, &rollout("c"), None).unwrap_err().reason, Reason::GroupFull);
-        group.closed(&rollout("a"), 0, Member::WillRetry);
-        group.closed(&rollout("b"), 0, Member::Finalised);
-        assert!(!group.is_over());
-        assert_eq!(group.judge(&id, &rollout("a"), None), Ok(()));
-        group.opened(&rollout("a"), 1);
-        group.opened(&rollout("a"), 1);
-        assert!(!group.is_over(), "opened twice is opened once");
-        assert_eq!(group.members_after(Some(&rollout("a"))).collect::<Vec<_>>(), [&rollout("b")]);
-        group.closed(&rollout("a"), 0, Member::Out);
-        assert!(!group.is_over(), "the end of an older attempt may be known late");
-        group.closed(&rollout("a"), 1, Member::Out);
-        assert!(group.is_over());
-        assert!(!group.forgotten(&rollout("a"), 0), "an older attempt's tombstone says nothing");
-        assert!(!group.forgotten(&rollout("a"), 1) && !group.forgotten(&rollout("a"), 1));
-        group.opened(&rollout("a"), 0);
-        assert!(!group.forgotten(&rollout("b"), 0), "one was opened again");
-        assert!(group.forgotten(&rollout("a"), 0));
-    }
-
-    #[test]
-    fn a_size_that_its_members_exceed_already_is_refused() {
-        let id = GroupId::parse("g").unwrap();
-        let mut group = Group::default();
-        group.opened(&rollout("a"), 0);
-        group.opened(&rollout("b"), 0);
-        assert_eq!(group.judge(&id, &rollout("a"), Some(1)).unwrap_err().reason, Reason::GroupFull);
-    }
-}
+mod tests;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use crate::group::Member;
+use crate::group::{Decided, GroupRules, Member};
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
 use crate::queue::{DropReason, GroupDefinition, UnitId};
 use crate::rollout::event::RolloutRecord;
@@ -72,6 +72,30 @@ pub enum Record {
         settings_version: u64,
         /// The group's size, if it was known by then: what said it may not be in the log any more.
         group_size: Option<u32>,
+        /// What is decided about the group, if it is to be released: by the settings when its first rollout was opened.
+        group_rules: Option<GroupRules>,
+    },
+    /// What is decided about a group that is to be released, once more: what said it may not be in the log any more. Stands before
+    /// a rollout of the group, or a tombstone.
+    GroupRules {
+        /// Its run.
+        run: RunId,
+        /// The group.
+        group: GroupId,
+        /// The rules.
+        rules: GroupRules,
+    },
+    /// A group was released, or dropped: that follows from who is counted. Stands again before what is written anew of its
+    /// rollouts.
+    GroupReleased {
+        /// Its run.
+        run: RunId,
+        /// The group.
+        group: GroupId,
+        /// What was decided.
+        decided: Box<Decided>,
+        /// Where the first record of the release stood, if this is another: what runs had counted after that counts it.
+        first: Option<Position>,
     },
     /// Something happened to a rollout.
     Rollout {
@@ -207,6 +231,10 @@ pub enum RetiredFor {
     Room,
     /// No consumer group was given its rows for as long, or as much, as its run keeps them.
     Unclaimed,
+    /// Its group was released before it was finalised. Never in a record of its own.
+    Late,
+    /// Its group was dropped. Never in a record of its own.
+    GroupDropped,
 }
 
 impl RetiredFor {
@@ -216,6 +244,8 @@ impl RetiredFor {
         match self {
             Self::Retention | Self::Room => "acknowledged",
             Self::Unclaimed => "unclaimed",
+            Self::Late => "late",
+            Self::GroupDropped => "group_dropped",
         }
     }
 }

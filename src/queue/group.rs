@@ -7,7 +7,7 @@ use super::definition::{GroupDefinition, QueueBounds};
 use super::effect::{AckResult, QueueEffect, ReleaseResult};
 use super::ledger::{Ledger, SettledSum, Source};
 use super::staleness::TrainerVersions;
-use super::unit::{DropReason, NewUnit, ParkedFor, Place, UnitId};
+use super::unit::{DropReason, NewUnit, ParkedFor, Place, UnitId, UnitKind};
 
 /// One consumer group. `K` identifies a rollout, `P` is the handle to a unit's rows.
 #[derive(Debug, Clone)]
@@ -58,23 +58,30 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     }
 
     /// Takes the units of a finalised rollout, all at once and in order; there may be none, and then it is settled at
-    /// once. A rollout that is known changes nothing; a unit whose id is known is not taken twice. In an ephemeral group
+    /// once. A rollout that is known changes nothing; a unit whose id is known is not taken twice, but where units are groups: then
+    /// it is the unit of the rollout's group, which has its rows too from now on, wherever it stands. In an ephemeral group
     /// every rollout is settled at once, and the oldest units make room for the newest.
     pub fn push(&mut self, source: K, units: Vec<NewUnit<P>>, now_ms: u64) -> Vec<QueueEffect<K>> {
         if self.ledger.sources.contains_key(&source) {
             return Vec::new();
         }
+        let grows = self.definition.unit == UnitKind::Group;
         // Not collected: that would keep the room of the units themselves.
         let mut added: Vec<UnitNumber> = Vec::with_capacity(units.len());
-        added.extend(units.into_iter().filter_map(|unit| self.ledger.add(&source, unit, now_ms)));
+        for unit in units {
+            let grown = if grows { self.ledger.grow(&source, &unit) } else { None };
+            added.extend(grown.or_else(|| self.ledger.add(&source, unit, now_ms)));
+        }
+        let is_settled =
+            |number: &UnitNumber| self.ledger.units.get(number).is_some_and(|unit| unit.place.is_settled());
+        let unsettled = added.iter().filter(|number| !is_settled(number)).count();
         let mut effects = Vec::new();
-        if self.definition.ephemeral || added.is_empty() {
+        if self.definition.ephemeral || unsettled == 0 {
             effects.push(QueueEffect::SourceSettled { source: source.clone() });
         }
         if self.definition.ephemeral {
             effects.extend(self.drop_overflow());
         } else {
-            let unsettled = added.len();
             self.ledger.sources.insert(source, Source { units: added, unsettled });
         }
         self.verify();
@@ -158,9 +165,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             let given_up = unit.history.begin(at);
             self.ledger.blur(given_up);
         }
-        let effect = self.relocate(number, Place::Acknowledged);
+        let effects = self.relocate(number, Place::Acknowledged);
         self.verify();
-        effect.into_iter().collect()
+        effects
     }
 
     /// A decision to drop a unit is durable. Does nothing if the unit is not known or is settled: an acknowledgement that
@@ -173,12 +180,25 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         if place.is_settled() && !for_good {
             return Vec::new();
         }
-        let effect = self.relocate(number, Place::Dropped(reason));
+        let effects = self.relocate(number, Place::Dropped(reason));
         if self.definition.ephemeral {
             self.ledger.forget(number);
         }
         self.verify();
-        effect.into_iter().collect()
+        effects
+    }
+
+    /// Counts units of a rollout that nobody will be given, as dropped for this reason. They are not remembered.
+    pub fn count_dropped(&mut self, units: &[NewUnit<P>], reason: DropReason) {
+        let sum = units.iter().fold(SettledSum::default(), |sum, unit| SettledSum {
+            units: sum.units + 1,
+            tokens: sum.tokens + unit.tokens,
+            rows: sum.rows + unit.rows,
+        });
+        if sum.units > 0 && !self.definition.ephemeral {
+            self.ledger.restore_forgotten(SettledSum::default(), std::iter::once((reason, sum)));
+            self.verify();
+        }
     }
 
     /// Whether an operator may release this unit; changes nothing.
@@ -203,9 +223,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         if let Some(unit) = self.ledger.units.get_mut(&number) {
             unit.deliveries = 0;
         }
-        let effect = self.relocate(number, Place::Waiting);
+        let effects = self.relocate(number, Place::Waiting);
         self.verify();
-        effect.into_iter().collect()
+        effects
     }
 
     /// The rollout has retired: its unit ids are remembered no longer, and later acknowledgements of them are `Unknown`.
@@ -216,6 +236,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         };
         let mut dropped = 0;
         for number in units {
+            if self.ledger.leave_to_others(number, source) {
+                continue;
+            }
             if self.ledger.units.get(&number).is_some_and(|unit| !unit.place.is_settled()) {
                 dropped += 1;
                 self.relocate(number, Place::Dropped(DropReason::Forgotten));
@@ -295,14 +318,14 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     }
 
     /// Moves a unit, and its lease with it: the one way, so that unit and consumer cannot disagree.
-    pub(super) fn relocate(&mut self, number: UnitNumber, to: Place) -> Option<QueueEffect<K>> {
-        let moved = self.ledger.move_to(number, to)?;
+    pub(super) fn relocate(&mut self, number: UnitNumber, to: Place) -> Vec<QueueEffect<K>> {
+        let Some(moved) = self.ledger.move_to(number, to) else { return Vec::new() };
         if let Place::Leased { consumer, since_ms } = moved.from {
             self.consumers.end_lease(consumer, since_ms, number, moved.tokens);
         }
         if let Place::Leased { consumer, since_ms } = to {
             self.consumers.begin_lease(consumer, since_ms, number, moved.tokens);
         }
-        moved.effect
+        moved.effects
     }
 }

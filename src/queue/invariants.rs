@@ -141,13 +141,14 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let units = &self.ledger.units;
         for (key, source) in &self.ledger.sources {
             let own: Vec<_> = source.units.iter().filter_map(|number| units.get(number)).collect();
-            let whole = own.len() == source.units.len() && own.iter().all(|unit| unit.source == *key);
+            let whole = own.len() == source.units.len() && own.iter().all(|unit| unit.is_of(key));
             require(whole, "6: a rollout remembers its units")?;
             let unsettled = own.iter().filter(|unit| !unit.place.is_settled()).count();
             require(unsettled == source.unsettled, "6: a rollout is settled exactly when all its units are")?;
         }
         let in_sources: usize = self.ledger.sources.values().map(|source| source.units.len()).sum();
-        require(self.definition.ephemeral || in_sources == units.len(), "6: every unit belongs to a rollout")
+        let with_sources: usize = units.values().map(|unit| 1 + unit.more_sources.len()).sum();
+        require(self.definition.ephemeral || in_sources == with_sources, "6: every unit belongs to its rollouts")
     }
 
     /// The check at the end of each change, in debug builds.

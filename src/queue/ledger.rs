@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::consumers::UnitNumber;
 use super::effect::QueueEffect;
 use super::seek::History;
-use super::staleness::ByVersion;
+use super::staleness::{self, ByVersion};
 use super::unit::{DropReason, NewUnit, Place, Unit, UnitId};
 
 /// So many units, with so many tokens in all.
@@ -29,6 +29,12 @@ pub(super) struct Sum {
 impl Sum {
     pub(super) fn add(&mut self, tokens: u64, rows: u64) {
         self.tally.units += 1;
+        self.tally.tokens += tokens;
+        self.rows += rows;
+    }
+
+    /// A unit that is counted has so much more in it.
+    fn grow(&mut self, tokens: u64, rows: u64) {
         self.tally.tokens += tokens;
         self.rows += rows;
     }
@@ -153,7 +159,7 @@ pub(super) struct Source {
 pub(super) struct Moved<K> {
     pub(super) from: Place,
     pub(super) tokens: u64,
-    pub(super) effect: Option<QueueEffect<K>>,
+    pub(super) effects: Vec<QueueEffect<K>>,
 }
 
 #[derive(Debug, Clone)]
@@ -221,6 +227,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         let unit = Unit {
             id: new.id,
             source: source.clone(),
+            more_sources: Vec::new(),
             tokens: new.tokens,
             rows: new.rows,
             pushed_at_ms: now_ms,
@@ -235,6 +242,41 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         Some(number)
     }
 
+    /// Puts the rows of another rollout of its group into a unit, wherever that stands. Gives its number, if it is known and does not
+    /// have them.
+    pub(super) fn grow(&mut self, source: &K, new: &NewUnit<P>) -> Option<UnitNumber> {
+        let number = *self.numbers.get(&new.id)?;
+        let unit = self.units.get_mut(&number).filter(|unit| !unit.is_of(source))?;
+        debug_assert!(!matches!(unit.place, Place::Leased { .. }), "a group is whole before it is given out");
+        unit.more_sources.push(source.clone());
+        self.counts.pushed.grow(new.tokens, new.rows);
+        self.counts.of(unit.place).grow(new.tokens, new.rows);
+        let is_in_line = unit.place == Place::Waiting;
+        if is_in_line {
+            self.by_version.remove(number, &unit.oldest_versions);
+        }
+        unit.tokens += new.tokens;
+        unit.rows += new.rows;
+        unit.oldest_versions = staleness::oldest_of(&unit.oldest_versions, &new.oldest_versions);
+        if is_in_line {
+            self.by_version.insert(number, &unit.oldest_versions);
+        }
+        Some(number)
+    }
+
+    /// A rollout of a unit is not remembered any more; the unit stays with its other rollouts. False if it has none.
+    pub(super) fn leave_to_others(&mut self, number: UnitNumber, source: &K) -> bool {
+        let Some(unit) = self.units.get_mut(&number) else { return false };
+        match unit.more_sources.iter().position(|other| other == source) {
+            Some(place) => drop(unit.more_sources.swap_remove(place)),
+            None => match unit.more_sources.pop() {
+                Some(other) => unit.source = other,
+                None => return false,
+            },
+        }
+        true
+    }
+
     /// The one way in which a unit changes its place. `None` if there is no such unit.
     pub(super) fn move_to(&mut self, number: UnitNumber, to: Place) -> Option<Moved<K>> {
         let unit = self.units.get_mut(&number)?;
@@ -243,7 +285,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         if !to.keeps_payload() {
             unit.payload = None;
         }
-        let source = unit.source.clone();
+        let sources: Vec<K> = std::iter::once(&unit.source).chain(&unit.more_sources).cloned().collect();
         match (from.is_in_line(), to.is_in_line()) {
             (true, false) => leave(&mut self.families, unit.family),
             (false, true) => *self.families.entry(unit.family).or_default() += 1,
@@ -269,8 +311,8 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         }
         self.counts.of(from).remove(tokens, rows);
         self.counts.of(to).add(tokens, rows);
-        let effect = self.note_settling(source, from, to);
-        Some(Moved { from, tokens, effect })
+        let effects = sources.into_iter().filter_map(|source| self.note_settling(source, from, to)).collect();
+        Some(Moved { from, tokens, effects })
     }
 
     fn note_settling(&mut self, key: K, from: Place, to: Place) -> Option<QueueEffect<K>> {

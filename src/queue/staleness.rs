@@ -14,6 +14,16 @@ use super::unit::{ConsumerId, DropReason, ParkedFor, Place};
 /// The oldest version that sampled a trained token of a unit, for each policy of which it is known.
 pub type OldestVersions = Box<[(Arc<str>, u64)]>;
 
+/// The older of both for each policy.
+pub(super) fn oldest_of(one: &OldestVersions, other: &OldestVersions) -> OldestVersions {
+    let mut oldest: BTreeMap<Arc<str>, u64> = BTreeMap::new();
+    for (policy, version) in one.iter().chain(other) {
+        let known = oldest.entry(Arc::clone(policy)).or_insert(*version);
+        *known = (*known).min(*version);
+    }
+    oldest.into_iter().collect()
+}
+
 /// The versions that the trainers of a group are on: the highest that each was said to be.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TrainerVersions {

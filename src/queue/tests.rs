@@ -4,6 +4,7 @@ mod groups;
 mod leases;
 mod model;
 mod units;
+mod whole;
 
 use super::*;
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::seek::History;
 use super::staleness::OldestVersions;
 
-/// The stable id of a unit. For units of one row it is the row id, for whole rollouts `run/rollout/attempt`.
+/// The stable id of a unit. For units of one row it is the row id, for whole rollouts `run/rollout/attempt`, for groups
+/// `run//group`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitId(Arc<str>);
 
@@ -42,6 +43,8 @@ pub enum UnitKind {
     Row,
     /// All rows of one rollout, for one policy.
     Rollout,
+    /// All rows of one group of rollouts. Each of them is pushed by itself, all before any is given out.
+    Group,
 }
 
 /// A unit as it is pushed.
@@ -78,11 +81,23 @@ pub enum DropReason {
     Operator,
     /// Its rollout was forgotten while the unit was not settled.
     Forgotten,
+    /// The group of its rollout was released before the rollout was finalised. Never given out.
+    Late,
+    /// The group of its rollout was dropped. Never given out.
+    GroupDropped,
 }
 
 impl DropReason {
     /// Every reason, in the order of the metrics.
-    pub const ALL: [Self; 5] = [Self::Undeliverable, Self::Stale, Self::Overflow, Self::Operator, Self::Forgotten];
+    pub const ALL: [Self; 7] = [
+        Self::Undeliverable,
+        Self::Stale,
+        Self::Overflow,
+        Self::Operator,
+        Self::Forgotten,
+        Self::Late,
+        Self::GroupDropped,
+    ];
 
     /// The reason as a word, for metrics and notices.
     #[must_use]
@@ -93,6 +108,8 @@ impl DropReason {
             Self::Overflow => "overflow",
             Self::Operator => "operator",
             Self::Forgotten => "forgotten",
+            Self::Late => "late",
+            Self::GroupDropped => "group_dropped",
         }
     }
 }
@@ -165,6 +182,8 @@ impl Place {
 pub(super) struct Unit<K, P> {
     pub(super) id: UnitId,
     pub(super) source: K,
+    /// The other rollouts of its group, where a unit is a group.
+    pub(super) more_sources: Vec<K>,
     pub(super) tokens: u64,
     pub(super) rows: u64,
     pub(super) pushed_at_ms: u64,
@@ -176,4 +195,11 @@ pub(super) struct Unit<K, P> {
     pub(super) oldest_versions: OldestVersions,
     /// `None` once it was freed; see [`Place::keeps_payload`].
     pub(super) payload: Option<P>,
+}
+
+impl<K: PartialEq, P> Unit<K, P> {
+    /// Whether it holds rows of this rollout.
+    pub(super) fn is_of(&self, source: &K) -> bool {
+        self.source == *source || self.more_sources.contains(source)
+    }
 }

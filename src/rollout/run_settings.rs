@@ -4,10 +4,13 @@
 
 use std::sync::Arc;
 
+use crate::group::{Estimator, GroupRules};
 use crate::ids::{ConsumerGroupId, Name};
 use crate::limits;
 
 use super::settings::RolloutSettings;
+
+pub use crate::group::release::GROUP_TIMEOUT_MS;
 
 /// How often a unit is given out without an acknowledgement, unless the run says otherwise.
 pub const MAX_DELIVERIES: u32 = 5;
@@ -31,6 +34,8 @@ pub enum Unit {
     Row,
     /// All rows of one rollout, for one policy or for all.
     Rollout,
+    /// All rows of one group at its release, for one policy or for all.
+    Group,
 }
 
 /// Where a new consumer group begins.
@@ -83,6 +88,14 @@ pub struct RunSettings {
     pub unclaimed_retention_bytes: Option<u64>,
     /// How long a consumer group may be without a subscription before it expires.
     pub consumer_group_idle_expiry_ms: u64,
+    /// How the rewards of a group become advantages.
+    pub estimator: Estimator,
+    /// Whether groups are dropped whose rewards are all equal.
+    pub drop_zero_variance: bool,
+    /// How many finalised members release a group, if it need not be whole.
+    pub group_quorum: Option<u32>,
+    /// How long after its first opening a group is released with what it has.
+    pub group_timeout_ms: u64,
 }
 
 impl RunSettings {
@@ -101,6 +114,22 @@ impl RunSettings {
             max_lead_groups: None,
             unclaimed_retention_bytes: None,
             consumer_group_idle_expiry_ms: CONSUMER_GROUP_IDLE_EXPIRY_MS,
+            estimator: Estimator::None,
+            drop_zero_variance: false,
+            group_quorum: None,
+            group_timeout_ms: GROUP_TIMEOUT_MS,
+        }
+    }
+
+    /// What it decides about groups that begin now.
+    #[must_use]
+    pub fn group_rules(&self) -> GroupRules {
+        GroupRules {
+            estimator: self.estimator,
+            drop_zero_variance: self.drop_zero_variance,
+            quorum: self.group_quorum,
+            timeout_ms: self.group_timeout_ms,
+            has_group_units: self.consumer_groups.iter().any(|(_, settings)| settings.unit == Unit::Group),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::ids::{ConsumerGroupId, RunId};
 use crate::limits;
 use crate::proto::v1::{self, subscribe_request, subscribe_response};
 use crate::queue::{ConsumerId, UnitId};
-use crate::store::sequencer::{AckOutcome, Command, ToConsumer, UnitDelivery};
+use crate::store::sequencer::{AckOutcome, Command, ToConsumer, UnitDelivery, UnitRows};
 
 use super::connection::ConnectionShare;
 use super::convert::fields::{duration, identifier};
@@ -385,27 +385,27 @@ async fn send_unit(
     (consumer, ephemeral): (ConsumerId, bool),
     outgoing: &Outgoing,
 ) -> bool {
-    let rows = &delivery.rows;
-    let waited_ms = shared.store.clock().now_ms().saturating_sub(rows.finalised_at_ms);
-    if let (1, Some(run)) = (delivery.delivery_number, shared.store.run(&rows.about.run)) {
-        run.metrics.reward_to_row(Duration::from_millis(waited_ms));
-    }
-    // What it holds in memory is counted until it is sent.
-    let _share = Arc::clone(&rows.share);
-    let room = match large_row_bytes(&rows.planned()) {
+    count_wait(shared, &delivery);
+    // What they hold in memory is counted until they are sent.
+    let _shares: Vec<_> = delivery.rows.iter().map(|rows| Arc::clone(&rows.share)).collect();
+    let planned: Vec<_> = delivery.rows.iter().flat_map(UnitRows::planned).collect();
+    let room = match large_row_bytes(&planned) {
         None => None,
         Some(bytes) => match outgoing.unit_room(bytes).await {
             None => return false,
             room => room,
         },
     };
-    let (key, finalised, unit) = (rows.about.key(), Arc::clone(&rows.finalised), delivery.unit.clone());
+    let of_member = |rows: &UnitRows| (rows.about.key(), Arc::clone(&rows.finalised));
+    let members: Vec<_> = delivery.rows.iter().map(of_member).collect();
+    let unit = delivery.unit.clone();
     let mut parts = UnitParts::of(delivery);
     while !parts.are_over() {
+        let Some((key, finalised)) = members.get(parts.member()) else { break };
         // Its tokens may leave memory while the part before waits for a slow reader.
         let found = match parts.are_amid_a_row() {
             true => Ok(Some(finalised.now())),
-            false => shared.store.with_tokens(&key, &finalised).await,
+            false => shared.store.with_tokens(key, finalised).await,
         };
         let rollout = match found {
             Ok(Some(rollout)) => rollout,
@@ -427,6 +427,15 @@ async fn send_unit(
         }
     }
     true
+}
+
+/// Counts how long a unit took from the event that completed the last of its rollouts, when it goes out first.
+fn count_wait(shared: &Shared, delivery: &UnitDelivery) {
+    let Some(last) = delivery.rows.iter().max_by_key(|rows| rows.finalised_at_ms) else { return };
+    let waited_ms = shared.store.clock().now_ms().saturating_sub(last.finalised_at_ms);
+    if let (1, Some(run)) = (delivery.delivery_number, shared.store.run(&last.about.run)) {
+        run.metrics.reward_to_row(Duration::from_millis(waited_ms));
+    }
 }
 
 /// The disk does not give back what a unit is made of. The others go on without it; a consumer group has it among the undeliverable

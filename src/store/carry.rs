@@ -104,6 +104,8 @@ pub fn gather(log: &dyn Log, wanted: Wanted) -> Result<Option<Gathered>, LogErro
             Record::Run { .. }
             | Record::RunDeleted { .. }
             | Record::GroupSize { .. }
+            | Record::GroupRules { .. }
+            | Record::GroupReleased { .. }
             | Record::Rollout { .. }
             | Record::RolloutCopied { .. }
             | Record::ConsumerGroup { .. }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::forest::Placement;
+use crate::group::Decided;
 use crate::ids::{CallId, ConsumerGroupId, GroupId, RolloutId, RunId};
 use crate::log::{Position, RetiredFor};
 use crate::queue::{ConsumerId, DropReason, GroupDefinition, UnitId};
@@ -130,6 +131,17 @@ pub enum Sequenced {
         /// The unit.
         unit: UnitId,
     },
+    /// A group was released, or dropped.
+    GroupReleased {
+        /// Its run.
+        run: RunId,
+        /// The group.
+        group: GroupId,
+        /// What was decided.
+        decided: Box<Decided>,
+        /// Where the record of it stood first; none: here.
+        at: Option<Position>,
+    },
     /// Finalised rollouts are not kept any longer, but for those that are held by then.
     RolloutsRetired {
         /// Their run.
@@ -200,6 +212,7 @@ impl Sequenced {
             | Self::Acknowledged { run, .. }
             | Self::UnitDropped { run, .. }
             | Self::UnitReleased { run, .. }
+            | Self::GroupReleased { run, .. }
             | Self::RolloutsRetired { run, .. }
             | Self::ConsumerGroupExpired { run, .. }
             | Self::Sought { run, .. } => Some(run),

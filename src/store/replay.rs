@@ -52,6 +52,8 @@ impl Reading {
             Record::Run { .. }
             | Record::RunDeleted { .. }
             | Record::GroupSize { .. }
+            | Record::GroupRules { .. }
+            | Record::GroupReleased { .. }
             | Record::RolloutOpened { .. }
             | Record::Rollout { .. }
             | Record::ConsumerGroup { .. }
@@ -102,6 +104,7 @@ impl Sequencer {
         self.store().replaying(None);
         // What did not come to its end comes to nothing.
         self.copying.clear();
+        self.groups_are_read();
         self.count_calls();
         self.hold_back();
         if let Some(refusal) = self.reading.not_restored.take() {
@@ -139,11 +142,16 @@ impl Sequencer {
             }
             Record::RunDeleted { run } => self.apply_run_deleted(&run),
             Record::GroupSize { run, group, size } => self.apply_group_size(&run, &group, size),
-            Record::RolloutOpened { run, rollout, attempt, group, settings_version: _, group_size } => {
+            Record::GroupRules { run, group, rules } => self.replay_group_rules(&run, &group, rules),
+            Record::GroupReleased { run, group, decided, first } => {
+                let at = first.unwrap_or(position);
+                self.apply(position, Sequenced::GroupReleased { run, group, decided, at: Some(at) });
+            }
+            Record::RolloutOpened { run, rollout, attempt, group, settings_version: _, group_size, group_rules } => {
                 let key = RolloutKey { run: run.clone(), rollout: rollout.clone() };
                 let reference = RolloutRef { run, group, rollout, attempt };
                 // What was opened once is opened again, whatever the limits are now.
-                let opened = self.open(&key, &reference, position);
+                let opened = self.open(&key, &reference, position, group_rules.unwrap_or_default());
                 debug_assert!(opened.is_ok(), "opening checks nothing but that the run is there");
                 if let Some((group, size)) = reference.group.as_ref().zip(group_size) {
                     self.apply_group_size(&reference.run, group, size);

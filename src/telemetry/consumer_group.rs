@@ -10,7 +10,8 @@ use super::registry::{Candidate, Registry, Share};
 use crate::ids::ConsumerGroupId;
 
 /// The reasons for which rows are dropped, as label values. A reason that is not among them counts as `other`.
-pub const DROP_REASONS: [&str; 6] = ["undeliverable", "stale", "overflow", "operator", "forgotten", OTHER];
+pub const DROP_REASONS: [&str; 8] =
+    ["undeliverable", "stale", "overflow", "operator", "forgotten", "late", "group_dropped", OTHER];
 
 /// What became of the rows made for a consumer group. The other fields add up to `made`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -113,6 +113,10 @@ pub enum RolloutEnd {
     Retired,
     /// No consumer group was given its rows for as long as they are kept.
     Unclaimed,
+    /// Its group was released before it was finalised.
+    Late,
+    /// Its group was dropped.
+    GroupDropped,
     /// It ended without rows.
     Discarded(EndReason),
     /// A newer attempt came.
@@ -127,6 +131,8 @@ impl RolloutEnd {
             Self::Finalised => ("finalised", NO_REASON),
             Self::Retired => ("retired", NO_REASON),
             Self::Unclaimed => ("retired", "unclaimed"),
+            Self::Late => ("retired", "late"),
+            Self::GroupDropped => ("retired", "group_dropped"),
             Self::Discarded(reason) => ("discarded", reason.as_str()),
             Self::Superseded => ("superseded", EndReason::Superseded.as_str()),
         }
@@ -137,7 +143,7 @@ impl RolloutEnd {
     pub fn was_open(self) -> bool {
         match self {
             Self::Finalised | Self::Discarded(_) | Self::Superseded => true,
-            Self::Retired | Self::Unclaimed => false,
+            Self::Retired | Self::Unclaimed | Self::Late | Self::GroupDropped => false,
         }
     }
 }

@@ -127,6 +127,16 @@ metrics! {
     AGENTS_WITHOUT_LIST: COUNTER "hedgerow_agents_without_list_total" in Count by ["run"]
         "Agents of finalised rollouts that made calls and gave no list of kept calls, though some list was given: unless the run says otherwise, they keep nothing.";
 
+    // Groups.
+    OPEN_GROUPS: GAUGE "hedgerow_open_groups" in Count by ["run"]
+        "Groups that await their release; where no release is awaited, those of which something may still come.";
+    GROUPS_RELEASED: COUNTER "hedgerow_groups_released_total" in Count by ["run" "reason"]
+        "Groups released to trainers: whole, by quorum, by timeout, or by an operator.";
+    GROUPS_DROPPED: COUNTER "hedgerow_groups_dropped_total" in Count by ["run" "reason"]
+        "Groups that nobody is given, when they came to be released: too_few_members, zero_variance, or advantage_not_finite.";
+    ROLLOUTS_AWAITING_RELEASE: GAUGE "hedgerow_rollouts_awaiting_release" in Count by ["run"]
+        "Finalised rollouts that await their group's release.";
+
     // Rows.
     ROWS_MADE: COUNTER "hedgerow_rows_made_total" in Count by ["run" "policy"]
         "Rows made.";

@@ -11,7 +11,7 @@ use super::consumer_group::ConsumerGroupMetrics;
 use super::labels::{DriftLabel, EndReason, LinkLabel, OTHER, RolloutEnd};
 use super::ledger::CallLedgerMetrics;
 use super::names;
-use super::registry::{Candidate, Registry, number};
+use super::registry::{Candidate, Registry, Share, number};
 use crate::ids::{ConsumerGroupId, Name, RunId};
 
 /// One row that was made.
@@ -54,6 +54,8 @@ pub struct RunMetrics {
     rollouts_opened: Counter,
     open_rollouts: Gauge,
     oldest_open_rollout: Candidate,
+    open_groups: Share,
+    rollouts_awaiting_release: Share,
     roots: Histogram,
     leaves: Histogram,
     depth: Histogram,
@@ -84,6 +86,8 @@ impl RunMetrics {
             rollouts_opened: registry.counter(&names::ROLLOUTS_OPENED, of_run),
             open_rollouts: registry.gauge(&names::OPEN_ROLLOUTS, of_run),
             oldest_open_rollout: registry.candidate(&names::OLDEST_OPEN_ROLLOUT_SECONDS, of_run),
+            open_groups: registry.share(&names::OPEN_GROUPS, of_run),
+            rollouts_awaiting_release: registry.share(&names::ROLLOUTS_AWAITING_RELEASE, of_run),
             roots: registry.histogram(&names::ROLLOUT_ROOTS, of_run),
             leaves: registry.histogram(&names::ROLLOUT_LEAVES, of_run),
             depth: registry.histogram(&names::ROLLOUT_DEPTH, of_run),
@@ -163,6 +167,19 @@ impl RunMetrics {
         if end.was_open() {
             self.open_rollouts.decrement(1.0);
         }
+    }
+
+    /// A group was released for this reason; or was dropped then, for that one.
+    pub fn group_released(&self, reason: &'static str, dropped: Option<&'static str>) {
+        let metric = if dropped.is_some() { &names::GROUPS_DROPPED } else { &names::GROUPS_RELEASED };
+        let values = [self.run.clone(), SharedString::const_str(dropped.unwrap_or(reason))];
+        self.registry.counter(metric, &values).increment(1);
+    }
+
+    /// How many groups are not released, and how many finalised rollouts await that.
+    pub fn set_groups(&self, open: u64, rollouts_awaiting_release: u64) {
+        self.open_groups.set(open);
+        self.rollouts_awaiting_release.set(rollouts_awaiting_release);
     }
 
     /// How old the oldest open rollout is; zero if none is open.

@@ -53,6 +53,8 @@ fn a_scrape_has_every_declared_metric_after_one_recording() {
     metrics.policy(&policy()).row_made(RowMade { trained_calls: 3, trained_tokens: 40, context_tokens: 60 });
     metrics.rollout_shape(RolloutShape { roots: 1, leaves: 2, depth: 3, agents: 2, agents_without_list: 1 });
     metrics.reward_to_row(Duration::from_millis(3));
+    metrics.group_released("whole", None);
+    metrics.group_released("timeout", Some("too_few_members"));
     telemetry.durable_answer(Duration::from_micros(700));
     telemetry.log_sync(Duration::from_micros(300));
     telemetry.refused(Reason::CallConflict);

@@ -45,16 +45,9 @@ async fn run_settings_that_are_not_there_make_no_run() {
     let mut life = Life::start().await;
     let mut admin = life.service.admin().await;
     type Change = fn(&mut v1::RunSettings);
-    let changes: [(&str, Change); 9] = [
-        ("mean", |settings| settings.estimator = v1::Estimator::Mean.into()),
-        ("grpo", |settings| settings.estimator = v1::Estimator::Grpo.into()),
-        ("rloo", |settings| settings.estimator = v1::Estimator::Rloo.into()),
-        ("quorum", |settings| settings.group_release = v1::GroupReleaseRule::Quorum.into()),
-        ("group_quorum", |settings| settings.group_quorum = Some(2)),
-        ("drop_zero_variance", |settings| settings.drop_zero_variance = true),
+    let changes: [(&str, Change); 2] = [
         ("fsync", |settings| settings.durability = v1::Durability::Fsync.into()),
         ("os", |settings| settings.durability = v1::Durability::Os.into()),
-        ("group_timeout", |settings| settings.group_timeout = seconds(1)),
     ];
     for (what, change) in changes {
         let mut settings = v1::RunSettings::default();
@@ -83,7 +76,6 @@ async fn subscriptions_that_are_not_there_take_nothing() {
         v1::Subscription { settings: Some(settings), ..subscription("run", "trainers") }
     };
     let asked = [
-        ("group", of(|settings| settings.unit = v1::Unit::Group.into())),
         ("step", of(|settings| settings.unit = v1::Unit::Step.into())),
         ("step settings", of(|settings| settings.step = Some(v1::StepSettings::default()))),
         ("tree", of(|settings| settings.shape = v1::Shape::Tree.into())),

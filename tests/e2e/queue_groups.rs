@@ -220,10 +220,7 @@ async fn a_subscription_that_is_none_is_refused() {
     let cases = [
         (subscription("", "trainers"), "invalid_identifier"),
         (subscription("run", ""), "missing_field"),
-        (
-            group("trainers", v1::ConsumerGroupSettings { unit: v1::Unit::Group.into(), ..settings() }),
-            "not_in_this_release",
-        ),
+        (group("trainers", v1::ConsumerGroupSettings { unit: v1::Unit::Group.into(), ..settings() }), "invalid_value"),
         (
             group("trainers", v1::ConsumerGroupSettings { shape: v1::Shape::Tree.into(), ..settings() }),
             "not_in_this_release",

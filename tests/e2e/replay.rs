@@ -87,6 +87,8 @@ fn kind(record: &Record) -> &'static str {
         Record::Run { .. } => "run changed",
         Record::RunDeleted { .. } => "run deleted",
         Record::GroupSize { .. } => "group size",
+        Record::GroupRules { .. } => "group rules",
+        Record::GroupReleased { .. } => "group released",
         Record::RolloutOpened { attempt: 0, .. } => "rollout opened",
         Record::RolloutOpened { .. } => "newer attempt opened",
         Record::ConsumerGroup { .. } => "consumer group made",

@@ -1,6 +1,7 @@
 //! What a consumer group has applied and kept in its checkpoint: rows by their ids, each once, and which units were acknowledged.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use hedgerow::queue::UnitId;
 use hedgerow::rpc::convert::parts::UnitParts;
@@ -44,14 +45,13 @@ pub(crate) struct Ask {
 pub(crate) async fn gather(store: &Store, delivery: UnitDelivery) -> Result<Option<Unit>, String> {
     let mut unit = Unit::default();
     let mut whole = false;
-    let rows = &delivery.rows;
-    let rollout = store.with_tokens(&rows.about.key(), &rows.finalised).await.map_err(|refusal| refusal.to_string())?;
-    let Some(rollout) = rollout else { return Ok(None) };
+    let members: Vec<_> = delivery.rows.iter().map(|rows| (rows.about.key(), Arc::clone(&rows.finalised))).collect();
     let mut parts = UnitParts::of(delivery);
-    while let Some(part) = parts.next_part(&rollout) {
-        if whole {
-            return Err("there is more after the last part".to_owned());
-        }
+    while !parts.are_over() {
+        let Some((key, finalised)) = members.get(parts.member()) else { break };
+        let rollout = store.with_tokens(key, finalised).await.map_err(|refusal| refusal.to_string())?;
+        let Some(rollout) = rollout else { return Ok(None) };
+        let Some(part) = parts.next_part(&rollout) else { break };
         whole = part.last;
         unit.take(part);
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hedgerow::cli::shuffle::SplitMix64;
+use hedgerow::group::Estimator;
 use hedgerow::ids::{ConsumerGroupId, Name};
 use hedgerow::limits;
 use hedgerow::log::segments::faulty::Fault;
@@ -50,6 +51,8 @@ pub(crate) struct Character {
     /// The operator keeps checkpoints, and seeks them.
     pub(crate) seeks: bool,
     pub(crate) restart_grace_ms: u64,
+    /// Rewards are whole numbers, so that some groups have equal ones.
+    pub(crate) coarse_rewards: bool,
     pub(crate) settings: Arc<RunSettings>,
     /// The same settings, in the words of the model.
     pub(crate) model: Settings,
@@ -138,9 +141,36 @@ impl Character {
             tail: chance.below(3) == 0,
             seeks: chance.below(3) == 0,
             restart_grace_ms: [0, 0, 3000, 60_000][chance.below(4)],
+            coarse_rewards: false,
             settings: Arc::new(settings),
             model,
         }
+    }
+
+    /// The same world, in which groups may be released. It has a chance of its own, so that other things stay as they are.
+    pub(crate) fn with_groups(mut self, chance: &mut SplitMix64) -> Self {
+        if chance.below(2) == 0 {
+            return self;
+        }
+        let mut settings = RunSettings::clone(&self.settings);
+        settings.estimator = [Estimator::None, Estimator::Mean, Estimator::Grpo, Estimator::Rloo][chance.below(4)];
+        for group in &mut self.consumer_groups {
+            // Whoever wants groups of a run without an estimator is declared.
+            let may_be = settings.estimator != Estimator::None || group.declared;
+            if may_be && chance.below(3) == 0 {
+                group.settings.unit = Unit::Group;
+            }
+        }
+        let declared = self.consumer_groups.iter().filter(|group| group.declared);
+        settings.consumer_groups = declared.map(|group| (group.name.clone(), group.settings.clone())).collect();
+        if settings.group_rules().are_released() {
+            settings.group_timeout_ms = [MINUTE_MS, 20 * MINUTE_MS, IDLE_MS + MINUTE_MS][chance.below(3)];
+            settings.group_quorum = (chance.below(3) == 0).then(|| 2 + chance.below(2) as u32);
+            settings.drop_zero_variance = settings.estimator != Estimator::None && chance.below(3) == 0;
+            self.coarse_rewards = chance.below(2) == 0;
+        }
+        self.settings = Arc::new(settings);
+        self
     }
 }
 

@@ -19,21 +19,22 @@ use crate::case::{OnBrokenLink, Row};
 use crate::character::ConsumerGroup;
 use crate::drive::Field;
 use crate::expected::Accepted;
+use crate::groups::{Given, Groups};
 use crate::life::Life;
 use crate::plan::{DISCARDED, RUN, run};
 use crate::service::{self, Unit};
 use crate::world::World;
-use crate::{invariants, tail, wire};
+use crate::{groups, invariants, tail, wire};
 
 /// A rollout, as the service has it, and its attempt as far as it was accepted.
-struct Standing {
-    rollout: usize,
-    attempt: u32,
-    state: State,
-    accepted: Accepted,
+pub(crate) struct Standing {
+    pub(crate) rollout: usize,
+    pub(crate) attempt: u32,
+    pub(crate) state: State,
+    pub(crate) accepted: Accepted,
 }
 
-enum State {
+pub(crate) enum State {
     Open,
     Finalised,
     Ended(Ended),
@@ -41,7 +42,7 @@ enum State {
 
 impl Standing {
     /// Its rows are made.
-    fn has_rows(&self) -> bool {
+    pub(crate) fn has_rows(&self) -> bool {
         match &self.state {
             State::Finalised => true,
             State::Open => false,
@@ -104,13 +105,21 @@ pub(crate) fn all(field: &mut Field) {
         let id = &world.plan.rollouts[standing.rollout].id;
         world.check(format_args!("rollout {id}"), fate(&world, standing));
     }
+    let groups = groups::ask(field);
+    world.check("groups", groups::check(&world, &all, &groups));
     for (group, of_group) in world.character.consumer_groups.iter().enumerate() {
         let applied = world.applied[group].borrow();
         for standing in &all {
             let id = &world.plan.rollouts[standing.rollout].id;
-            world.check(format_args!("rows of {id} for {}", of_group.name), rows(&world, standing, of_group, &applied));
+            let given = groups::given(&world, standing, &groups, &of_group.settings);
+            let judged = rows(&world, (standing, given), of_group, &applied);
+            world.check(format_args!("rows of {id} for {}", of_group.name), judged);
         }
+        let judged = groups::rows(&world, &all, &groups, &of_group.settings, applied.rows.values());
+        world.check(format_args!("groups of {}", of_group.name), judged);
     }
+    let by_row = ConsumerGroupSettings::default();
+    world.check("groups of a tail", groups::rows(&world, &all, &groups, &by_row, world.seen.borrow().iter()));
     world.check("rows of two consumer groups", same_for_all(&world));
     for standing in all.iter().filter(|standing| standing.has_rows()) {
         world.check("rows of a tail", tail::rows(&world, standing.rollout, standing.attempt, &standing.accepted));
@@ -118,7 +127,7 @@ pub(crate) fn all(field: &mut Field) {
     let Some(Ok(look)) = field.ask(|reply| Command::Look(Look::Run(run(), reply))) else {
         return world.check("run", Err("it is not shown".to_owned()));
     };
-    world.check("ledger", ledger(&world, &all, &look));
+    world.check("ledger", ledger(&world, (&all, &groups), &look));
 }
 
 /// It stands where it must, by what was accepted of it.
@@ -156,11 +165,16 @@ fn fate(world: &World, standing: &Standing) -> Result<(), String> {
 }
 
 /// The rows that a consumer group has applied of a rollout are those of the model: all, once it has retired.
-fn rows(world: &World, standing: &Standing, group: &ConsumerGroup, applied: &Applied) -> Result<(), String> {
+fn rows(
+    world: &World,
+    (standing, given): (&Standing, Given),
+    group: &ConsumerGroup,
+    applied: &Applied,
+) -> Result<(), String> {
     let planned = &world.plan.rollouts[standing.rollout];
     let mut found: Vec<service::Row> =
         applied.rows.values().filter(|row| row.header.rollout_id == planned.id).cloned().collect();
-    if !standing.has_rows() {
+    if !standing.has_rows() || given != Given::All {
         return if found.is_empty() { Ok(()) } else { Err(format!("it should have none, and gave {found:?}")) };
     }
     let answer = standing.accepted.answer(&group.settings).map_err(|refusal| format!("the model says {refusal:?}"))?;
@@ -175,7 +189,12 @@ fn rows(world: &World, standing: &Standing, group: &ConsumerGroup, applied: &App
         row.row_id = row.row_id.replacen(&format!("/{}/", header.attempt), "/0/", 1);
     }
     found.sort_by_key(|row| (row.header.policy.clone(), row.header.row_index));
-    let given_up = applied.drop_asked.iter().any(|unit| unit.starts_with(&format!("{RUN}/{}/", planned.id)));
+    let of_group = planned.group.as_ref().map(|group| format!("{RUN}//{group}"));
+    let is_of = |unit: &String| {
+        let whole = of_group.as_ref().is_some_and(|id| unit == id || unit.starts_with(&format!("{id}/")));
+        whole || unit.starts_with(&format!("{RUN}/{}/", planned.id))
+    };
+    let given_up = applied.drop_asked.iter().any(is_of);
     // One that was made late gets what was still there; and where the rollout has not retired, something may be on its way.
     let (is_underway, by_row) = (matches!(standing.state, State::Finalised), group.settings.unit == UnitOf::Row);
     if (given_up || is_underway || !group.declared) && found.len() < answer.rows.len() {
@@ -195,7 +214,7 @@ fn rows(world: &World, standing: &Standing, group: &ConsumerGroup, applied: &App
 /// A row is the same to the last byte for whoever takes it under the same bound of length.
 fn same_for_all(world: &World) -> Result<(), String> {
     let groups = world.character.consumer_groups.iter().zip(&world.applied);
-    let mut first: BTreeMap<(Option<u32>, String), service::Row> = BTreeMap::new();
+    let mut first: BTreeMap<(Option<u32>, bool, String), service::Row> = BTreeMap::new();
     let mut rows: Vec<(Option<u32>, service::Row)> = Vec::new();
     for (group, applied) in groups {
         let bound = group.settings.max_row_tokens;
@@ -203,7 +222,9 @@ fn same_for_all(world: &World) -> Result<(), String> {
     }
     rows.extend(world.seen.borrow().iter().map(|row| (None, row.clone())));
     for (bound, row) in rows {
-        let known = first.entry((bound, row.row_id.clone())).or_insert_with(|| row.clone());
+        // Who has waited for the group is told of it.
+        let has_waited = row.header.group_rows.is_some();
+        let known = first.entry((bound, has_waited, row.row_id.clone())).or_insert_with(|| row.clone());
         if *known != row {
             return Err(format!("{known:?} and {row:?}"));
         }
@@ -227,7 +248,7 @@ pub(crate) fn some_rows(all: &[Row], found: Vec<service::Row>, reward: f64, by_r
 }
 
 /// What became of all accepted calls and of all rows (RULES 3.6.4).
-fn ledger(world: &World, all: &[Standing], look: &RunLook) -> Result<(), String> {
+fn ledger(world: &World, (all, groups): (&[Standing], &Groups), look: &RunLook) -> Result<(), String> {
     let open = all.iter().filter(|standing| matches!(standing.state, State::Open)).count() as u64;
     let finalised = all.iter().filter(|standing| matches!(standing.state, State::Finalised)).count() as u64;
     if (look.open_rollouts, look.finalised_rollouts) != (open, finalised) {
@@ -257,22 +278,34 @@ fn ledger(world: &World, all: &[Standing], look: &RunLook) -> Result<(), String>
     }
     world.character.consumer_groups.iter().filter(|group| group.declared).try_for_each(|group| {
         let found = look.rows.iter().find(|rows| rows.consumer_group == group.name.as_str());
-        row_ledger(all, group, &found.ok_or_else(|| format!("there is no {}", group.name))?.rows)
+        let found = &found.ok_or_else(|| format!("there is no {}", group.name))?.rows;
+        let given = all.iter().map(|standing| (standing, groups::given(world, standing, groups, &group.settings)));
+        row_ledger(given, group, found)
     })
 }
 
-/// What became of a consumer group's rows: each has one place, and once all has ended all are acknowledged or given up by hand.
-fn row_ledger(all: &[Standing], group: &ConsumerGroup, found: &RowCounts) -> Result<(), String> {
-    let (mut made, mut underway) = (0, false);
-    for standing in all.iter().filter(|standing| standing.has_rows()) {
+/// What became of a consumer group's rows: each has one place, and once all has ended all are acknowledged, given up by hand, or never
+/// given out since their group was without them.
+fn row_ledger<'a>(
+    all: impl Iterator<Item = (&'a Standing, Given)>,
+    group: &ConsumerGroup,
+    found: &RowCounts,
+) -> Result<(), String> {
+    let (mut made, mut never, mut underway) = (0, 0, false);
+    for (standing, given) in all.filter(|(standing, given)| standing.has_rows() && *given != Given::Later) {
         let answer = standing.accepted.answer(&group.settings).map_err(|refusal| format!("{refusal:?}"))?;
         made += answer.rows.len() as u64;
+        never += if given == Given::Nothing { answer.rows.len() as u64 } else { 0 };
         underway |= matches!(standing.state, State::Finalised);
     }
     let dropped: u64 = found.dropped.iter().map(|(_, rows)| rows).sum();
-    let by_hand: u64 = found.dropped.iter().filter(|(reason, _)| *reason == "operator").map(|(_, rows)| rows).sum();
+    let dropped_for = |reasons: &[&str]| -> u64 {
+        found.dropped.iter().filter(|(reason, _)| reasons.contains(reason)).map(|(_, rows)| rows).sum()
+    };
+    let by_hand = dropped_for(&["operator"]);
     let adds_up = found.made == made && found.acknowledged + found.waiting + found.leased + dropped == made;
-    let is_over = found.acknowledged + by_hand == made;
+    let is_over = found.acknowledged + by_hand + never == made;
+    let adds_up = adds_up && dropped_for(&["late", "group_dropped"]) == never;
     if adds_up && (underway || is_over) { Ok(()) } else { Err(format!("{}: {found:?} of {made} rows", group.name)) }
 }
 
@@ -303,10 +336,18 @@ pub(crate) fn memory(field: &mut Field) {
     let Some(Ok(look)) = field.ask(|reply| Command::Look(Look::Run(run(), reply))) else {
         return world.fail("the run is not shown");
     };
+    let released = groups::ask(field);
     // All rollouts have ids of one length.
     let id_bytes = world.plan.rollouts[0].id.len();
     let tombstone = |reason: &str| limits::TOMBSTONE_BYTES + (RUN.len() + id_bytes + reason.len()) as u64;
-    let mut expected = look.retired_rollouts * tombstone("acknowledged");
+    let mut expected = 0;
+    for rollout in 0..world.plan.rollouts.len() {
+        if let Some(Err(ended)) = life.store.show(&key(&world, rollout), |_| ())
+            && ended.outcome == Outcome::Retired
+        {
+            expected += tombstone(&ended.reason);
+        }
+    }
     for (reason, rollouts) in look.gone_rollouts {
         let text = if reason == EndReason::Harness { DISCARDED } else { reason.as_str() };
         // What a newer attempt has replaced has no tombstone of its own.
@@ -321,6 +362,8 @@ pub(crate) fn memory(field: &mut Field) {
     for (group, members) in groups {
         expected += limits::GROUP_BYTES + group.len() as u64;
         expected += members * (limits::GROUP_MEMBER_BYTES + id_bytes as u64);
+        let release = released.get(group).and_then(|look| look.release.as_ref());
+        expected += release.map_or(0, |release| release.bytes());
     }
     // The tombstones of attempts that have newer ones go with the part of the log that they stand in. Attempts count from 0, and of
     // some, the newest too, nothing was accepted but that they were opened.

@@ -171,7 +171,7 @@ impl Field {
         operator::begin(&self.world, &life);
     }
 
-    /// Before anybody asks, only what is needed to let go of the log may be written.
+    /// Before anybody asks, only what is needed to let go of the log may be written, and what follows by itself of what is there.
     fn made_unasked(&self, life: &Life, last: u64) {
         if life.store.last_position().0 == last {
             return;
@@ -184,7 +184,9 @@ impl Field {
                 Record::SnapshotBegins { .. }
                     | Record::RunSnapshot { .. }
                     | Record::RunTotals { .. }
-                    | Record::RolloutsRetired { reason: RetiredFor::Room, .. }
+                    | Record::RolloutsRetired { reason: RetiredFor::Room | RetiredFor::Retention, .. }
+                    | Record::GroupRules { .. }
+                    | Record::GroupReleased { .. }
                     | Record::Tombstones { .. }
                     | Record::RolloutCopyBegins(_)
                     | Record::RolloutCopied { .. }

@@ -39,6 +39,7 @@ mod differ;
 mod drive;
 mod executor;
 mod expected;
+mod groups;
 mod life;
 mod model;
 mod operator;

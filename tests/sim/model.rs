@@ -174,7 +174,8 @@ impl Model {
             || (is(Reason::RolloutSealed) && is_new_call && known.seal.is_some())
             || (is(Reason::ResendFullPrompt) && is_delta)
             || (is(Reason::CallConflict) && is_other_call)
-            || (is(Reason::GroupFull) && group_is_small());
+            || (is(Reason::GroupFull) && group_is_small())
+            || (is(Reason::GroupReleased) && plan.rollouts[asked.rollout].group.is_some());
         if fine { Ok(()) } else { Err(format!("where {known:?} is known")) }
     }
 }

@@ -100,6 +100,7 @@ impl Plan {
                 plan.group_sizes.entry(group.clone()).or_insert(size as u32);
             }
             let reward = chance.below(64) as f64 / 16.0 - 1.0;
+            let reward = if character.coarse_rewards { reward.round() } else { reward };
             let rollout = Rollout { id: format!("r{place}"), group, case, reward };
             let mut sketch = Sketch { plan: &plan, rollout: &rollout, place, chance, workers: character.workers };
             waiting.push(sketch.requests(&mentions));

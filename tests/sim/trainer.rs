@@ -276,7 +276,7 @@ impl Member {
     async fn unit(&mut self, delivery: UnitDelivery) -> Option<End> {
         let number = delivery.delivery_number;
         self.world.count(if number > 1 { "units given again" } else { "units given" }, 1);
-        let read_back = !delivery.rows.finalised.now().has_tokens();
+        let read_back = delivery.rows.iter().any(|rows| !rows.finalised.now().has_tokens());
         self.world.count("units read back", usize::from(read_back));
         match applied::gather(&self.life.store, delivery).await {
             Ok(None) => self.world.count("units passed over", 1),

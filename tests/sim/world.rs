@@ -59,7 +59,7 @@ struct Trace {
 impl World {
     pub(crate) fn new(seed: u64, keeps_lines: bool, spawner: Spawner) -> Rc<Self> {
         let mut chance = SplitMix64::new(seed);
-        let character = Character::new(&mut chance);
+        let character = Character::new(&mut chance).with_groups(&mut SplitMix64::new(!seed));
         let plan = Plan::new(&character, &mut chance);
         let answers = vec![None; plan.requests.len()];
         let applied = character.consumer_groups.iter().map(|_| RefCell::default()).collect();

@@ -34,16 +34,18 @@ pub(crate) fn credits(case: &Case) -> Vec<v1::Credit> {
     calls.chain(agents.map(|id| credit(Target::AgentId(id.to_owned()), id))).collect()
 }
 
-/// Each span of a row has the credits of its call and its agent.
+/// Each span of a row has the credits of its call and its agent, on top of its rollout's advantage.
 pub(crate) fn check(case: &Case, row: &Row) -> Result<(), String> {
-    let some = !credits(case).is_empty();
+    let some = row.header.advantage.is_some() || !credits(case).is_empty();
+    let of_rollout = row.header.advantage.unwrap_or(0.0);
     for span in &row.spans {
         let of_call = credited_calls(case).find(|id| *id == span.call_id).and_then(values);
         let both: Vec<(f64, f64)> = of_call.into_iter().chain(values(&span.agent_id)).collect();
         let has_any = !both.is_empty();
         let reward: f64 = both.iter().map(|(reward, _)| reward).sum();
         let scale: f64 = both.iter().map(|(_, scale)| scale).product();
-        let expected = (has_any.then_some(reward), has_any.then_some(scale), some.then_some(scale * reward));
+        let sum = both.iter().fold(of_rollout, |sum, (reward, _)| sum + reward);
+        let expected = (has_any.then_some(reward), has_any.then_some(scale), some.then_some(scale * sum));
         let found = (span.process_reward, span.advantage_scale, span.advantage);
         if found != expected {
             return Err(format!("span {} has {found:?} and not {expected:?}", span.call_id));

@@ -272,11 +272,12 @@ impl Trainer {
 }
 
 /// A unit whose parts have come.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Unit {
     pub(crate) unit_id: String,
     pub(crate) delivery_count: u32,
     pub(crate) tokens: u64,
+    pub(crate) group: Option<v1::GroupFigures>,
     pub(crate) rows: Vec<Row>,
 }
 
@@ -294,6 +295,7 @@ pub(crate) struct Row {
 impl Unit {
     pub(crate) fn take(&mut self, part: v1::UnitPart) {
         (self.unit_id, self.delivery_count, self.tokens) = (part.unit_id, part.delivery_count, part.unit_tokens);
+        self.group = self.group.take().or(part.group);
         for part in part.rows {
             if self.rows.last().is_none_or(|row| row.row_id != part.row_id) {
                 self.rows.push(Row {

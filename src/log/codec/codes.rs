@@ -1,7 +1,7 @@
 //! Enums as numbers. A code means one thing for ever; 0 is nobody's, so that what is absent is not taken for something.
 
 use crate::forest::plan::SharedCallOwner;
-use crate::group::Member;
+use crate::group::{Estimator, Member, ReleasedFor};
 use crate::log::RetiredFor;
 use crate::queue::{DropReason, UnitKind};
 use crate::rollout::event::{AgentStatus, Decision, DiscardedBy, Disposition};
@@ -77,10 +77,14 @@ codes! {
     NonfiniteLogprobsRule { 1 = Refuse, 2 = Context }
     UnreadAnswersRule { 1 = Train, 2 = Context }
     RowWeight { 1 = One, 2 = RolloutRows, 3 = RolloutTokens }
-    Unit { 1 = Row, 2 = Rollout }
+    Unit { 1 = Row, 2 = Rollout, 3 = Group }
     StartPosition { 1 = Earliest, 2 = Latest }
-    UnitKind { 1 = Row, 2 = Rollout }
+    UnitKind { 1 = Row, 2 = Rollout, 3 = Group }
     Member { 1 = Open, 2 = Finalised, 3 = Out, 4 = WillRetry }
-    RetiredFor { 1 = Retention, 2 = Room, 3 = Unclaimed }
-    DropReason { 1 = Undeliverable, 2 = Stale, 3 = Overflow, 4 = Operator, 5 = Forgotten }
+    Estimator { 1 = None, 2 = Mean, 3 = Grpo, 4 = Rloo }
+    ReleasedFor { 1 = Whole, 2 = Quorum, 3 = Timeout, 4 = Operator }
+    RetiredFor { 1 = Retention, 2 = Room, 3 = Unclaimed, 4 = Late, 5 = GroupDropped }
+    DropReason {
+        1 = Undeliverable, 2 = Stale, 3 = Overflow, 4 = Operator, 5 = Forgotten, 6 = Late, 7 = GroupDropped
+    }
 }

@@ -20,6 +20,7 @@ mod call;
 mod codes;
 mod copy;
 mod fields;
+mod group;
 mod numbers;
 mod queue;
 mod rollout;
@@ -153,7 +154,7 @@ pub fn decode(kind: u8, payload: &[u8]) -> Result<Record, CodecError> {
 /// The payload of every kind.
 #[derive(Message)]
 struct RecordMessage<'a> {
-    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18")]
+    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20")]
     record: Option<Form<'a>>,
 }
 
@@ -196,6 +197,10 @@ enum Form<'a> {
     ConsumerGroupExpired(queue::ConsumerGroupExpiredMessage),
     #[prost(message, tag = "18")]
     Sought(queue::SoughtMessage),
+    #[prost(message, tag = "19")]
+    GroupRules(group::GroupRulesMessage),
+    #[prost(message, tag = "20")]
+    GroupReleased(Box<group::GroupReleasedMessage>),
 }
 
 impl Form<'_> {
@@ -220,11 +225,13 @@ impl Form<'_> {
             Self::RolloutsRetired(_) => 16,
             Self::ConsumerGroupExpired(_) => 17,
             Self::Sought(_) => 18,
+            Self::GroupRules(_) => 19,
+            Self::GroupReleased(_) => 20,
         }
     }
 }
 
-const LAST_KIND: u8 = 18;
+const LAST_KIND: u8 = 20;
 
 #[derive(Message)]
 struct RunDeletedMessage {
@@ -256,6 +263,9 @@ struct RolloutOpenedMessage {
     settings_version: u64,
     #[prost(uint32, optional, tag = "6")]
     group_size: Option<u32>,
+    // Builds that do not know it have refused the settings that it comes from.
+    #[prost(message, optional, tag = "7")]
+    group_rules: Option<group::RulesMessage>,
 }
 
 fn form_of(record: &Record) -> (u8, Form<'_>) {
@@ -267,7 +277,7 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
         Record::GroupSize { run, group, size } => {
             Form::GroupSize(GroupSizeMessage { run: run.to_string(), group: group.to_string(), size: *size })
         }
-        Record::RolloutOpened { run, rollout, attempt, group, settings_version, group_size } => {
+        Record::RolloutOpened { run, rollout, attempt, group, settings_version, group_size, group_rules } => {
             Form::RolloutOpened(RolloutOpenedMessage {
                 run: run.to_string(),
                 rollout: rollout.to_string(),
@@ -275,7 +285,12 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
                 group: group.as_ref().map(GroupId::to_string),
                 settings_version: *settings_version,
                 group_size: *group_size,
+                group_rules: group_rules.as_ref().map(group::RulesMessage::of),
             })
+        }
+        Record::GroupRules { run, group, rules } => Form::GroupRules(group::GroupRulesMessage::of(run, group, rules)),
+        Record::GroupReleased { run, group, decided, first } => {
+            Form::GroupReleased(Box::new(group::GroupReleasedMessage::of(run, group, decided, *first)))
         }
         Record::Rollout { run, rollout, attempt, record } => {
             Form::Rollout(rollout::RolloutMessage::of(run, rollout, *attempt, record))
@@ -337,7 +352,10 @@ fn record_of(kind: u8, payload: &[u8]) -> Result<Record, Fault> {
             group: optional_identifier("group", message.group.as_deref(), GroupId::parse)?,
             settings_version: message.settings_version,
             group_size: message.group_size,
+            group_rules: message.group_rules.map(group::RulesMessage::into_rules).transpose()?,
         }),
+        Form::GroupRules(message) => message.into_record(),
+        Form::GroupReleased(message) => message.into_record(),
         Form::Rollout(message) => {
             let (run, rollout, attempt, record) = message.into_parts()?;
             Ok(Record::Rollout { run, rollout, attempt, record })

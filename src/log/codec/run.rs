@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use prost::Message;
 
+use crate::group::GroupRules;
 use crate::ids::{ConsumerGroupId, Name, RunId};
 use crate::log::Record;
 use crate::rollout::run_settings::{
-    CONSUMER_GROUP_IDLE_EXPIRY_MS, ConsumerGroupSettings, RunSettings, UNCLAIMED_RETENTION_MS,
+    CONSUMER_GROUP_IDLE_EXPIRY_MS, ConsumerGroupSettings, GROUP_TIMEOUT_MS, RunSettings, UNCLAIMED_RETENTION_MS,
 };
 use crate::rollout::settings::{RolloutSettings, RowWeight, UnreadAnswersRule};
 
@@ -26,6 +27,9 @@ pub(super) struct RunMessage {
     /// Instead of the above, where they say what a build that does not know it must not pass over.
     #[prost(message, optional, tag = "4")]
     later_settings: Option<RunSettingsMessage>,
+    /// Instead of both, where they say of groups what builds that know the above alone must not pass over.
+    #[prost(message, optional, tag = "5")]
+    group_settings: Option<RunSettingsMessage>,
 }
 
 #[derive(Message)]
@@ -55,6 +59,15 @@ struct RunSettingsMessage {
     // Builds that do not know it let a run be ahead as far as it likes.
     #[prost(uint32, optional, tag = "11")]
     max_lead_groups: Option<u32>,
+    // These four are absent where they have their defaults.
+    #[prost(uint32, optional, tag = "12")]
+    estimator: Option<u32>,
+    #[prost(bool, tag = "13")]
+    drop_zero_variance: bool,
+    #[prost(uint32, optional, tag = "14")]
+    group_quorum: Option<u32>,
+    #[prost(uint64, optional, tag = "15")]
+    group_timeout_ms: Option<u64>,
 }
 
 #[derive(Message)]
@@ -114,10 +127,13 @@ pub(super) struct RolloutSettingsMessage {
 impl RunMessage {
     pub(super) fn of(run: &RunId, settings_version: u64, settings: &RunSettings) -> Self {
         let (run, message) = (run.to_string(), Some(RunSettingsMessage::of(settings)));
-        if says_more_than_version_1(&settings.rollout) {
-            Self { run, settings_version, settings: None, later_settings: message }
+        let new = Self { run, settings_version, settings: None, later_settings: None, group_settings: None };
+        if settings.group_rules() != GroupRules::default() {
+            Self { group_settings: message, ..new }
+        } else if says_more_than_version_1(&settings.rollout) {
+            Self { later_settings: message, ..new }
         } else {
-            Self { run, settings_version, settings: message, later_settings: None }
+            Self { settings: message, ..new }
         }
     }
 
@@ -129,11 +145,8 @@ impl RunMessage {
     /// The run, which settings these are, and the settings.
     pub(super) fn into_parts(self) -> Result<(RunId, u64, Arc<RunSettings>), Fault> {
         let run = identifier("run", &self.run, RunId::parse)?;
-        Ok((
-            run,
-            self.settings_version,
-            Arc::new(present("settings", self.settings.or(self.later_settings))?.into_settings()?),
-        ))
+        let settings = self.settings.or(self.later_settings).or(self.group_settings);
+        Ok((run, self.settings_version, Arc::new(present("settings", settings)?.into_settings()?)))
     }
 }
 
@@ -151,6 +164,10 @@ impl RunSettingsMessage {
             unclaimed_retention_bytes,
             consumer_group_idle_expiry_ms,
             max_lead_groups,
+            estimator,
+            drop_zero_variance,
+            group_quorum,
+            group_timeout_ms,
         } = settings;
         Self {
             rollout: Some(RolloutSettingsMessage::of(rollout)),
@@ -167,6 +184,10 @@ impl RunSettingsMessage {
             unclaimed_retention_bytes: *unclaimed_retention_bytes,
             consumer_group_idle_expiry_ms: other_than(*consumer_group_idle_expiry_ms, CONSUMER_GROUP_IDLE_EXPIRY_MS),
             max_lead_groups: *max_lead_groups,
+            estimator: code_unless_default(*estimator),
+            drop_zero_variance: *drop_zero_variance,
+            group_quorum: *group_quorum,
+            group_timeout_ms: other_than(*group_timeout_ms, GROUP_TIMEOUT_MS),
         }
     }
 
@@ -191,6 +212,10 @@ impl RunSettingsMessage {
             unclaimed_retention_bytes: self.unclaimed_retention_bytes,
             consumer_group_idle_expiry_ms: self.consumer_group_idle_expiry_ms.unwrap_or(CONSUMER_GROUP_IDLE_EXPIRY_MS),
             max_lead_groups: self.max_lead_groups,
+            estimator: coded_or_default("settings.estimator", self.estimator)?,
+            drop_zero_variance: self.drop_zero_variance,
+            group_quorum: self.group_quorum,
+            group_timeout_ms: self.group_timeout_ms.unwrap_or(GROUP_TIMEOUT_MS),
         })
     }
 }

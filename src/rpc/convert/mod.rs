@@ -18,6 +18,7 @@ pub mod call;
 #[cfg(test)]
 mod examples;
 pub mod fields;
+pub mod groups;
 pub mod inspect;
 pub mod parts;
 pub mod report;

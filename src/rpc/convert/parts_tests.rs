@@ -36,7 +36,7 @@ fn unit() -> (UnitHead, UnitRows, Arc<FinalisedRollout>) {
     let tokens = planned.iter().flat_map(|(plan, _)| &plan.rows).map(|row| u64::from(row.tokens)).sum();
     let about = about();
     let identity = RowIdentity { run: about.run, rollout: about.rollout, attempt: about.attempt };
-    let rows = UnitRows { identity, finalised_unix_ms: 1500, planned: planned.into() };
+    let rows = UnitRows { identity, finalised_unix_ms: 1500, planned: planned.into(), group: None };
     let head = UnitHead {
         unit_id: "run/rollout/2".to_owned(),
         unit: Unit::Rollout,
@@ -87,12 +87,12 @@ fn joined(parts: &[v1::UnitPart]) -> Vec<v1::RowPart> {
 #[test]
 fn messages_of_any_bound_hold_the_same_rows() {
     let (head, rows, rollout) = unit();
-    let whole = all(UnitParts::new(&head, rows.clone()), &rollout);
+    let whole = all(UnitParts::new(&head, vec![rows.clone()]), &rollout);
     assert_eq!(whole.len(), 1);
     let wanted = joined(&whole);
     let header = wanted.iter().filter_map(|row| row.header.as_ref()).map(Message::encoded_len).max().unwrap();
     for bound in (header + 200..header + 1200).step_by(7).chain([4096, 1 << 16]) {
-        let parts = all(UnitParts::with_bound(&head, rows.clone(), bound), &rollout);
+        let parts = all(UnitParts::with_bound(&head, vec![rows.clone()], bound), &rollout);
         assert_eq!(joined(&parts), wanted);
         for part in parts {
             let message = v1::SubscribeResponse { response: Some(Response::UnitPart(part)) };
@@ -104,9 +104,9 @@ fn messages_of_any_bound_hold_the_same_rows() {
 #[test]
 fn a_bound_that_nothing_fits_into_still_ends() {
     let (head, rows, rollout) = unit();
-    let wanted = joined(&all(UnitParts::new(&head, rows.clone()), &rollout));
+    let wanted = joined(&all(UnitParts::new(&head, vec![rows.clone()]), &rollout));
     for bound in [0, 1, 40, 100, 200] {
-        assert_eq!(joined(&all(UnitParts::with_bound(&head, rows.clone(), bound), &rollout)), wanted);
+        assert_eq!(joined(&all(UnitParts::with_bound(&head, vec![rows.clone()], bound), &rollout)), wanted);
     }
 }
 
@@ -116,9 +116,9 @@ fn tokens_are_needed_only_where_a_row_begins() {
     let mut evicted = Rollout::Finalised(unit().2);
     assert!(evicted.evict());
     let evicted = Arc::clone(evicted.finalised().unwrap());
-    let wanted = joined(&all(UnitParts::new(&head, rows.clone()), &rollout));
+    let wanted = joined(&all(UnitParts::new(&head, vec![rows.clone()]), &rollout));
     for bound in (400..2000).step_by(13) {
-        let mut parts = UnitParts::with_bound(&head, rows.clone(), bound);
+        let mut parts = UnitParts::with_bound(&head, vec![rows.clone()], bound);
         let next = || {
             let lent = if parts.are_amid_a_row() { &evicted } else { &rollout };
             parts.next_part(lent)
@@ -131,7 +131,7 @@ fn tokens_are_needed_only_where_a_row_begins() {
 fn messages_are_filled() {
     let (head, rows, rollout) = unit();
     let bound = 2000;
-    let parts = all(UnitParts::with_bound(&head, rows, bound), &rollout);
+    let parts = all(UnitParts::with_bound(&head, vec![rows], bound), &rollout);
     for part in &parts[..parts.len() - 1] {
         assert!(part.encoded_len() > bound / 2, "a message of {} bytes", part.encoded_len());
     }
@@ -140,7 +140,7 @@ fn messages_are_filled() {
 #[test]
 fn a_row_says_what_it_is() {
     let (head, rows, rollout) = unit();
-    let part = UnitParts::new(&head, rows).next_part(&rollout).unwrap();
+    let part = UnitParts::new(&head, vec![rows]).next_part(&rollout).unwrap();
     let row = &part.rows[0];
     let header = row.header.as_ref().unwrap();
     assert_eq!((row.row_id.as_str(), row.last), ("run/rollout/2/main/a7", true));
@@ -171,10 +171,10 @@ fn a_unit_of_one_row_is_that_row_and_one_without_rows_is_an_empty_message() {
     let (head, mut rows, rollout) = unit();
     let other = Arc::clone(&rows.planned[1].0);
     rows.planned = vec![(Arc::clone(&other), 5..6)];
-    let parts = all(UnitParts::new(&head, rows.clone()), &rollout);
+    let parts = all(UnitParts::new(&head, vec![rows.clone()]), &rollout);
     assert_eq!((parts.len(), parts[0].rows.len(), parts[0].unit_rows), (1, 1, 1));
     assert_eq!(parts[0].rows[0].header.as_ref().unwrap().row_index, 5);
     rows.planned = vec![(other, 3..3)];
-    let parts = all(UnitParts::new(&head, rows), &rollout);
+    let parts = all(UnitParts::new(&head, vec![rows]), &rollout);
     assert_eq!((parts.len(), parts[0].rows.len(), parts[0].last), (1, 0, true));
 }

@@ -14,6 +14,7 @@ use crate::limits;
 use crate::proto::v1;
 use crate::rollout::FinalisedRollout;
 use crate::rollout::settings::RowWeight;
+use crate::store::sequencer::GroupOfUnit;
 
 use super::answer::text;
 use super::fields::timestamp;
@@ -60,6 +61,8 @@ pub struct RowSource<'a> {
     pub identity: &'a RowIdentity,
     /// When the rollout was finalised.
     pub finalised_unix_ms: u64,
+    /// Its group, if it has waited for that.
+    pub group: Option<&'a GroupOfUnit>,
 }
 
 impl RowSource<'_> {
@@ -85,6 +88,7 @@ impl RowSource<'_> {
         let leaf = plan.map(|plan| forest.call(plan.leaf));
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let reward = facts.reward.as_ref();
+        let sums = self.group.map(|group| group.sums.get(&self.plan.policy).copied().unwrap_or_default());
         let components = reward.into_iter().flat_map(|reward| &reward.components);
         v1::RowHeader {
             run_id: self.identity.run.to_string(),
@@ -100,7 +104,7 @@ impl RowSource<'_> {
             reward: reward.map_or(0.0, |reward| reward.value),
             reward_components: components.map(|(name, value)| (name.to_string(), *value)).collect(),
             tags: facts.tags.iter().map(|(key, value)| (key.to_string(), value.clone())).collect(),
-            advantage: None,
+            advantage: self.advantage(),
             weight: self.weight(),
             policy_version_min: row.policy_versions.map(|(lowest, _)| lowest),
             policy_version_max: row.policy_versions.map(|(_, highest)| highest),
@@ -108,15 +112,20 @@ impl RowSource<'_> {
             trained_tokens: plan.map_or(0, |plan| u64::from(plan.trained_tokens)),
             rollout_rows: self.plan.rows.len() as u64,
             rollout_trained_tokens: self.rollout_trained_tokens(),
-            group_rows: None,
-            group_trained_tokens: None,
+            group_rows: sums.map(|sums| sums.rows),
+            group_trained_tokens: sums.map(|sums| sums.trained_tokens),
             incomplete: self.rollout.incomplete(),
-            degenerate: false,
+            degenerate: self.advantage().is_some() && self.group.is_some_and(|group| group.release.is_degenerate()),
             padding: false,
             microbatch_index: None,
             span_count: count(row.spans.len()),
             finalise_time: Some(timestamp(self.finalised_unix_ms)),
         }
+    }
+
+    /// The rollout's advantage in its group.
+    fn advantage(&self) -> Option<f64> {
+        self.group?.release.advantage(&self.identity.rollout)
     }
 
     fn rollout_trained_tokens(&self) -> u64 {
@@ -151,7 +160,7 @@ impl RowSource<'_> {
             finish_reason: text(forest.finish_reason(span.call)),
             trained: span.trained,
             has_logprobs: call.has_logprobs(),
-            advantage: credit.advantage(None),
+            advantage: credit.advantage(self.advantage()),
             process_reward: credit.reward(),
             advantage_scale: credit.advantage_scale(),
             model: text(forest.model(span.call)),

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::forest::plan::SharedCallOwner;
+use crate::group::{Estimator, GroupRules};
 use crate::ids::{ConsumerGroupId, Name, RunId};
 use crate::limits;
 use crate::proto::v1;
-use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
+use crate::rollout::run_settings::{ConsumerGroupSettings, GROUP_TIMEOUT_MS, RunSettings, StartPosition, Unit};
 use crate::rollout::settings::{
     AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings, RowWeight,
     UnreadAnswersRule,
@@ -18,11 +19,9 @@ use crate::rollout::settings::{
 
 use super::answer::text;
 use super::fields::{
-    at_most, duration, duration_ms, identifier, invalid, known, not_in_this_release, optional_identifier, timestamp,
+    at_most, duration, duration_ms, identifier, invalid, known, missing, not_in_this_release, optional_identifier,
+    timestamp,
 };
-
-const HOUR_MS: u64 = 60 * 60 * 1000;
-const GROUP_TIMEOUT_MS: u64 = 24 * HOUR_MS;
 
 /// The settings that a request gives a run; absent: the defaults.
 ///
@@ -45,10 +44,11 @@ pub fn run_settings(message: Option<v1::RunSettings>) -> Result<RunSettings, Box
     if expiry_ms == 0 {
         return Err(invalid("settings.consumer_group_idle_expiry", "is 0: every group would be gone at once").into());
     }
-    let consumer_groups = consumer_groups(message.consumer_groups)?;
+    let consumer_groups = consumer_groups(&message.consumer_groups)?;
     let required_consumer_groups = required_consumer_groups(&message.required_consumer_groups, &consumer_groups)?;
     let unclaimed = message.unclaimed_retention.as_ref();
     judge_lead(message.max_lead_groups, &required_consumer_groups)?;
+    let groups = group_rules(&message, &consumer_groups)?;
     Ok(RunSettings {
         rollout: Arc::new(rollout),
         max_deliveries: message.max_deliveries.filter(|most| *most > 0).unwrap_or(defaults.max_deliveries),
@@ -65,6 +65,10 @@ pub fn run_settings(message: Option<v1::RunSettings>) -> Result<RunSettings, Box
         unclaimed_retention_bytes: message.unclaimed_retention_bytes,
         max_lead_groups: message.max_lead_groups,
         consumer_group_idle_expiry_ms: expiry_ms,
+        estimator: groups.estimator,
+        drop_zero_variance: groups.drop_zero_variance,
+        group_quorum: groups.quorum,
+        group_timeout_ms: groups.timeout_ms,
     })
 }
 
@@ -82,36 +86,63 @@ fn judge_lead(most: Option<u32>, required: &[ConsumerGroupId]) -> Result<(), Ref
 
 /// Refuses what this release does not have.
 fn check_release(message: &v1::RunSettings) -> Result<(), Refusal> {
-    match known(message.estimator, "settings.estimator")? {
-        v1::Estimator::Unspecified | v1::Estimator::None => {}
-        v1::Estimator::Mean | v1::Estimator::Grpo | v1::Estimator::Rloo => {
-            return Err(not_in_this_release("settings.estimator", "an estimator of advantages"));
-        }
-    }
-    match known(message.group_release, "settings.group_release")? {
-        v1::GroupReleaseRule::Unspecified | v1::GroupReleaseRule::Whole => {}
-        v1::GroupReleaseRule::Quorum => {
-            return Err(not_in_this_release("settings.group_release", "the release of a group by quorum"));
-        }
-    }
     match known(message.durability, "settings.durability")? {
-        v1::Durability::Unspecified | v1::Durability::Memory => {}
+        v1::Durability::Unspecified | v1::Durability::Memory => Ok(()),
         v1::Durability::Fsync | v1::Durability::Os => {
-            return Err(not_in_this_release("settings.durability", "a durability of a run's own"));
+            Err(not_in_this_release("settings.durability", "a durability of a run's own"))
         }
     }
-    if message.group_quorum.is_some() {
-        return Err(not_in_this_release("settings.group_quorum", "the release of a group by quorum"));
+}
+
+/// What a run decides about its groups. What would change nothing is refused: whoever says it expects something.
+fn group_rules(
+    message: &v1::RunSettings,
+    consumer_groups: &[(ConsumerGroupId, ConsumerGroupSettings)],
+) -> Result<GroupRules, Refusal> {
+    let estimator = match known(message.estimator, "settings.estimator")? {
+        v1::Estimator::Unspecified | v1::Estimator::None => Estimator::None,
+        v1::Estimator::Mean => Estimator::Mean,
+        v1::Estimator::Grpo => Estimator::Grpo,
+        v1::Estimator::Rloo => Estimator::Rloo,
+    };
+    let has_group_units = consumer_groups.iter().any(|(_, settings)| settings.unit == Unit::Group);
+    let are_released = estimator != Estimator::None || has_group_units;
+    let useless =
+        "is given, and no group is released; set settings.estimator, or declare a consumer group of unit group";
+    if message.drop_zero_variance && estimator == Estimator::None {
+        return Err(invalid("settings.drop_zero_variance", "is given without an estimator; set settings.estimator"));
     }
-    if message.drop_zero_variance {
-        return Err(not_in_this_release("settings.drop_zero_variance", "dropping groups whose rewards are all equal"));
-    }
+    let by_quorum = match known(message.group_release, "settings.group_release")? {
+        v1::GroupReleaseRule::Unspecified | v1::GroupReleaseRule::Whole => false,
+        v1::GroupReleaseRule::Quorum if !are_released => return Err(invalid("settings.group_release", useless)),
+        v1::GroupReleaseRule::Quorum => true,
+    };
+    let quorum = match (message.group_quorum, by_quorum) {
+        (None, true) => return Err(missing("settings.group_quorum")),
+        (Some(_), false) => {
+            let message = "is given, and groups are not released by quorum; set settings.group_release to quorum";
+            return Err(invalid("settings.group_quorum", message));
+        }
+        (Some(few @ (0 | 1)), true) => {
+            let message = format_args!("is {few}; a group that is released with fewer than 2 rollouts is dropped");
+            return Err(invalid("settings.group_quorum", message));
+        }
+        (Some(many), true) if many > limits::GROUP_SIZE_MAX => {
+            let message = format_args!("is {many}, more than any group has ({})", limits::GROUP_SIZE_MAX);
+            return Err(invalid("settings.group_quorum", message));
+        }
+        (quorum, _) => quorum,
+    };
     let timeout_ms = duration_ms(message.group_timeout.as_ref(), "settings.group_timeout")?;
-    if timeout_ms.is_some_and(|timeout_ms| timeout_ms != GROUP_TIMEOUT_MS) {
-        let other = format_args!("another group_timeout than {} s", GROUP_TIMEOUT_MS / 1000);
-        return Err(not_in_this_release("settings.group_timeout", other));
+    match timeout_ms {
+        Some(0) => return Err(invalid("settings.group_timeout", "is 0: every group would be over at once")),
+        Some(timeout_ms) if timeout_ms != GROUP_TIMEOUT_MS && !are_released => {
+            return Err(invalid("settings.group_timeout", useless));
+        }
+        Some(_) | None => {}
     }
-    Ok(())
+    let timeout_ms = timeout_ms.unwrap_or(GROUP_TIMEOUT_MS);
+    Ok(GroupRules { estimator, drop_zero_variance: message.drop_zero_variance, quorum, timeout_ms, has_group_units })
 }
 
 fn rollout_settings(message: &v1::RunSettings, defaults: &RolloutSettings) -> Result<RolloutSettings, Refusal> {
@@ -203,12 +234,12 @@ fn names(names: &[String], field: &str) -> Result<Vec<Name>, Refusal> {
 }
 
 fn consumer_groups(
-    declared: Vec<v1::ConsumerGroupDeclaration>,
+    declared: &[v1::ConsumerGroupDeclaration],
 ) -> Result<Vec<(ConsumerGroupId, ConsumerGroupSettings)>, Refusal> {
     at_most(declared.len(), limits::RUN_CONSUMER_GROUPS_MAX, "consumer groups", "settings.consumer_groups")?;
     let mut names = HashSet::new();
     let mut groups = Vec::with_capacity(declared.len());
-    for (at, group) in declared.into_iter().enumerate() {
+    for (at, group) in declared.iter().enumerate() {
         let path = format!("settings.consumer_groups[{at}]");
         let field = format!("{path}.consumer_group");
         let of_group = |refusal: Refusal| refusal.index(at);
@@ -216,7 +247,7 @@ fn consumer_groups(
         if !names.insert(name.clone()) {
             return Err(of_group(invalid(field, format_args!("{name:?} is declared twice"))));
         }
-        let settings = group.settings.unwrap_or_default();
+        let settings = group.settings.clone().unwrap_or_default();
         let settings = consumer_group_settings(&settings, &format!("{path}.settings")).map_err(of_group)?;
         groups.push((name, settings));
     }
@@ -260,7 +291,8 @@ fn unit(number: i32, field: String) -> Result<Unit, Refusal> {
     match known(number, &field)? {
         v1::Unit::Unspecified | v1::Unit::Row => Ok(Unit::Row),
         v1::Unit::Rollout => Ok(Unit::Rollout),
-        v1::Unit::Group | v1::Unit::Step => Err(not_in_this_release(field, "a unit other than row and rollout")),
+        v1::Unit::Group => Ok(Unit::Group),
+        v1::Unit::Step => Err(not_in_this_release(field, "steps for data-parallel ranks")),
     }
 }
 
@@ -300,6 +332,7 @@ pub fn unit_message(unit: Unit) -> v1::Unit {
     match unit {
         Unit::Row => v1::Unit::Row,
         Unit::Rollout => v1::Unit::Rollout,
+        Unit::Group => v1::Unit::Group,
     }
 }
 
@@ -322,10 +355,10 @@ pub fn run_settings_message(settings: &RunSettings) -> v1::RunSettings {
         tombstone_retention: Some(duration(settings.tombstone_retention_ms)),
         max_deliveries: Some(settings.max_deliveries),
         consumer_groups: settings.consumer_groups.iter().map(declaration).collect(),
-        estimator: v1::Estimator::None.into(),
         untrained_kinds: rollout.untrained_kinds.iter().map(Name::to_string).collect(),
-        group_release: v1::GroupReleaseRule::Whole.into(),
-        group_timeout: Some(duration(GROUP_TIMEOUT_MS)),
+        drop_zero_variance: settings.drop_zero_variance,
+        group_quorum: settings.group_quorum,
+        group_timeout: Some(duration(settings.group_timeout_ms)),
         required_consumer_groups: settings.required_consumer_groups.iter().map(ConsumerGroupId::to_string).collect(),
         retention: Some(duration(settings.retention_ms)),
         unclaimed_retention: Some(duration(settings.unclaimed_retention_ms)),
@@ -336,6 +369,16 @@ pub fn run_settings_message(settings: &RunSettings) -> v1::RunSettings {
         durability: v1::Durability::Unspecified.into(),
         ..v1::RunSettings::default()
     };
+    message.set_estimator(match settings.estimator {
+        Estimator::None => v1::Estimator::None,
+        Estimator::Mean => v1::Estimator::Mean,
+        Estimator::Grpo => v1::Estimator::Grpo,
+        Estimator::Rloo => v1::Estimator::Rloo,
+    });
+    message.set_group_release(match settings.group_quorum {
+        None => v1::GroupReleaseRule::Whole,
+        Some(_) => v1::GroupReleaseRule::Quorum,
+    });
     set_rules(&mut message, rollout);
     message
 }

@@ -5,6 +5,8 @@
 use super::*;
 use crate::error::Reason;
 
+const HOUR_MS: u64 = 60 * 60 * 1000;
+
 fn parsed(message: v1::RunSettings) -> RunSettings {
     run_settings(Some(message)).unwrap()
 }
@@ -88,19 +90,69 @@ fn every_setting_of_this_release_goes_there_and_back() {
 #[test]
 fn what_comes_later_is_refused_with_its_field() {
     type Change = fn(&mut v1::RunSettings);
-    let later: [(Change, &str); 8] = [
-        (|settings| settings.estimator = v1::Estimator::Grpo.into(), "settings.estimator"),
-        (|settings| settings.drop_zero_variance = true, "settings.drop_zero_variance"),
-        (|settings| settings.group_release = v1::GroupReleaseRule::Quorum.into(), "settings.group_release"),
-        (|settings| settings.group_quorum = Some(1), "settings.group_quorum"),
-        (|settings| settings.group_timeout = Some(duration(1)), "settings.group_timeout"),
+    let later: [(Change, &str); 2] = [
         (|settings| settings.durability = v1::Durability::Fsync.into(), "settings.durability"),
         (|settings| settings.durability = v1::Durability::Os.into(), "settings.durability"),
-        (|settings| settings.estimator = v1::Estimator::Mean.into(), "settings.estimator"),
     ];
     for (change, field) in later {
         refuses(change, Reason::NotInThisRelease, field);
     }
+}
+
+#[test]
+fn what_a_run_decides_about_groups_goes_there_and_back() {
+    let by_quorum = |settings: &mut v1::RunSettings, quorum| {
+        settings.group_release = v1::GroupReleaseRule::Quorum.into();
+        settings.group_quorum = quorum;
+    };
+    let mut message = v1::RunSettings {
+        estimator: v1::Estimator::Rloo.into(),
+        drop_zero_variance: true,
+        group_timeout: Some(duration(60_000)),
+        ..v1::RunSettings::default()
+    };
+    by_quorum(&mut message, Some(2));
+    let settings = parsed(message.clone());
+    let rules = GroupRules {
+        estimator: Estimator::Rloo,
+        drop_zero_variance: true,
+        quorum: Some(2),
+        timeout_ms: 60_000,
+        has_group_units: false,
+    };
+    assert_eq!(settings.group_rules(), rules);
+    assert_eq!(parsed(run_settings_message(&settings)), settings);
+    let groups = v1::ConsumerGroupSettings { unit: v1::Unit::Group.into(), ..v1::ConsumerGroupSettings::default() };
+    message.consumer_groups = vec![declared("whole", groups)];
+    (message.estimator, message.drop_zero_variance) = (v1::Estimator::None.into(), false);
+    let rules = GroupRules { estimator: Estimator::None, drop_zero_variance: false, has_group_units: true, ..rules };
+    assert_eq!(parsed(message).group_rules(), rules);
+
+    let mean = |settings: &mut v1::RunSettings| settings.estimator = v1::Estimator::Mean.into();
+    let invalid = |change: &dyn Fn(&mut v1::RunSettings), field| refuses(change, Reason::InvalidValue, field);
+    invalid(&|settings| settings.drop_zero_variance = true, "settings.drop_zero_variance");
+    invalid(&|settings| by_quorum(settings, Some(2)), "settings.group_release");
+    invalid(&|settings| settings.group_timeout = Some(duration(60_000)), "settings.group_timeout");
+    invalid(&|settings| settings.group_timeout = Some(duration(0)), "settings.group_timeout");
+    for quorum in [0, 1, limits::GROUP_SIZE_MAX + 1] {
+        let change = |settings: &mut v1::RunSettings| {
+            mean(settings);
+            by_quorum(settings, Some(quorum));
+        };
+        invalid(&change, "settings.group_quorum");
+    }
+    let without_rule = |settings: &mut v1::RunSettings| {
+        mean(settings);
+        settings.group_quorum = Some(2);
+    };
+    invalid(&without_rule, "settings.group_quorum");
+    let without_number = |settings: &mut v1::RunSettings| {
+        mean(settings);
+        by_quorum(settings, None);
+    };
+    refuses(without_number, Reason::MissingField, "settings.group_quorum");
+    let default_said = v1::RunSettings { group_timeout: Some(duration(24 * HOUR_MS)), ..v1::RunSettings::default() };
+    assert_eq!(parsed(default_said), RunSettings::with_defaults());
 }
 
 #[test]
@@ -172,8 +224,7 @@ fn consumer_groups_are_checked_where_they_are_declared() {
     };
     refuses(twice, Reason::InvalidValue, &format!("{path}.consumer_group"));
     type Change = fn(&mut v1::ConsumerGroupSettings);
-    let bad: [(Change, Reason, &str); 8] = [
-        (|group| group.unit = v1::Unit::Group.into(), Reason::NotInThisRelease, "unit"),
+    let bad: [(Change, Reason, &str); 7] = [
         (|group| group.unit = v1::Unit::Step.into(), Reason::NotInThisRelease, "unit"),
         (|group| group.unit = 99, Reason::InvalidValue, "unit"),
         (|group| group.step = Some(v1::StepSettings::default()), Reason::NotInThisRelease, "step"),

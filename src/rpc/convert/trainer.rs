@@ -1,9 +1,10 @@
 //! What a subscription is told: how it was joined, acknowledgements, news, and what it waits for.
 
+use crate::group::DroppedFor;
 use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
 use crate::proto::v1::{self, subscribe_response::Response};
 use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind, WaitReason, WaitingFor};
-use crate::store::sequencer::{AckOutcome, LeftOut, RolloutsNow, Subscribed, Waiting};
+use crate::store::sequencer::{About, AckOutcome, LeftOut, RolloutsNow, Subscribed, Waiting};
 
 use super::answer::text;
 use super::fields::{duration, timestamp};
@@ -36,6 +37,7 @@ pub fn group_settings(definition: &GroupDefinition) -> v1::ConsumerGroupSettings
     let unit = match definition.unit {
         UnitKind::Row => v1::Unit::Row,
         UnitKind::Rollout => v1::Unit::Rollout,
+        UnitKind::Group => v1::Unit::Group,
     };
     v1::ConsumerGroupSettings {
         policy: definition.policy.clone().unwrap_or_default(),
@@ -73,6 +75,8 @@ pub fn dropped(unit: &UnitId, reason: DropReason, about: Option<&RolloutRef>, un
         DropReason::Stale => v1::UnitNoticeKind::Stale,
         DropReason::Overflow => v1::UnitNoticeKind::Skipped,
         DropReason::Operator | DropReason::Forgotten => v1::UnitNoticeKind::Operator,
+        DropReason::Late => v1::UnitNoticeKind::Late,
+        DropReason::GroupDropped => v1::UnitNoticeKind::GroupDropped,
     };
     Response::UnitNotice(v1::UnitNotice {
         unit_id: unit.as_str().to_owned(),
@@ -90,15 +94,26 @@ pub fn lease_ended(unit: &UnitId, about: Option<&RolloutRef>, unix_ms: u64) -> R
 
 /// The consumer group is not given something of a rollout, or of several.
 #[must_use]
-pub fn left_out(what: LeftOut, about: Option<&RolloutRef>, unix_ms: u64) -> Response {
+pub fn left_out(what: LeftOut, about: Option<&About>, unix_ms: u64) -> Response {
     let (kind, reason, units) = match what {
         LeftOut::NoRows(rollouts) => (v1::UnitNoticeKind::NoRows, "finalised without a row for this group", rollouts),
         LeftOut::NotRetained(rollouts) => {
             (v1::UnitNoticeKind::Retention, "not kept any longer before a consumer group was given them", rollouts)
         }
         LeftOut::TooLong(calls) => (v1::UnitNoticeKind::TooLong, "calls are longer than max_row_tokens", calls),
+        LeftOut::Late(rollouts) => (v1::UnitNoticeKind::Late, "finalised after the group had been released", rollouts),
+        LeftOut::GroupsDropped(groups, why) => {
+            (v1::UnitNoticeKind::GroupDropped, why.map_or("ListGroups says why each", DroppedFor::as_str), groups)
+        }
     };
-    Response::UnitNotice(v1::UnitNotice { units, ..notice(kind, reason, about, unix_ms) })
+    let member = about.and_then(|about| about.member.as_ref());
+    Response::UnitNotice(v1::UnitNotice {
+        units,
+        group_id: text(about.and_then(|about| about.group.as_ref())),
+        rollout_id: text(member.map(|(rollout, _)| rollout)),
+        attempt: member.map_or(0, |(_, attempt)| *attempt),
+        ..notice(kind, reason, None, unix_ms)
+    })
 }
 
 fn notice(kind: v1::UnitNoticeKind, reason: &str, about: Option<&RolloutRef>, unix_ms: u64) -> v1::UnitNotice {
@@ -172,10 +187,14 @@ pub fn waiting_for(queue: &WaitingFor, rollouts: &RolloutsNow) -> Vec<v1::Waitin
 /// What the rollouts of the run wait for, when nothing of them is queued.
 #[must_use]
 pub fn rollouts_awaited(rollouts: &RolloutsNow) -> Vec<v1::WaitingFor> {
-    if rollouts.open == 0 {
-        return vec![v1::WaitingFor::NoOpenRollouts];
-    }
     let mut reasons = Vec::new();
+    if rollouts.await_release > 0 {
+        reasons.push(v1::WaitingFor::GroupRelease);
+    }
+    if rollouts.open == 0 {
+        reasons.push(v1::WaitingFor::NoOpenRollouts);
+        return reasons;
+    }
     if rollouts.incomplete > 0 {
         reasons.push(v1::WaitingFor::MissingCalls);
     }

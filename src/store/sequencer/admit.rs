@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Reason, Refusal};
-use crate::group::Group;
+use crate::group::{Group, GroupRules};
 use crate::ids::{ConsumerGroupId, GroupId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::{Position, Record};
@@ -73,8 +73,9 @@ impl Sequencer {
         }
         admission.reference.group = admission.reference.group.or(old_group);
         self.judge_opening(&admission, replaces_open)?;
-        let position = self.log_opening(&admission.reference);
-        self.open(key, &admission.reference, position)?;
+        let rules = self.rules_of(&admission.reference);
+        let position = self.log_opening(&admission.reference, rules);
+        self.open(key, &admission.reference, position, rules)?;
         if let (Some(group), Some(size)) = (&admission.reference.group, admission.group_size) {
             self.say_group_size(&key.run, group, size);
         }
@@ -100,6 +101,7 @@ impl Sequencer {
         self.store.judge_log_room(Growth::GoesOn)?;
         let run = self.run_or_new(&reference.run)?;
         if let Some(id) = &reference.group {
+            run.groups.judge_released(id)?;
             judge_group(run, id, reference, admission.group_size)?;
         }
         let is_first = !replaces_open && !run.rollouts.contains(&reference.rollout);
@@ -115,7 +117,15 @@ impl Sequencer {
         self.runs.get(&reference.run).is_some_and(group)
     }
 
-    fn log_opening(&self, reference: &RolloutRef) -> Position {
+    /// What is decided about the group of a rollout that is opened: as it is, or by the run's settings now if it begins with it.
+    fn rules_of(&self, reference: &RolloutRef) -> GroupRules {
+        let (Some(run), Some(group)) = (self.runs.get(&reference.run), &reference.group) else {
+            return GroupRules::default();
+        };
+        run.groups.get(group).map_or_else(|| run.settings_now().group_rules(), |group| *group.rules())
+    }
+
+    fn log_opening(&self, reference: &RolloutRef, rules: GroupRules) -> Position {
         let run = self.runs.get(&reference.run);
         let settings_version = run.map_or(1, RunState::settings_version);
         let group = reference.group.as_ref().and_then(|group| run?.groups.get(group));
@@ -126,6 +136,7 @@ impl Sequencer {
             group: reference.group.clone(),
             settings_version,
             group_size: group.and_then(Group::size),
+            group_rules: rules.are_released().then_some(rules),
         };
         self.log(&record, None)
     }
@@ -136,17 +147,18 @@ impl Sequencer {
         key: &RolloutKey,
         reference: &RolloutRef,
         position: Position,
+        rules: GroupRules,
     ) -> Result<(), Refusal> {
-        self.open_with(key, reference, position, None)
+        self.open_with(key, reference, position, (None, rules))
     }
 
-    /// The same, with these settings of this version instead of the run's.
+    /// The same, with these settings of this version instead of the run's. The rules are those of its group, if it begins now.
     pub(super) fn open_with(
         &mut self,
         key: &RolloutKey,
         reference: &RolloutRef,
         position: Position,
-        settings: Option<(u64, Arc<RolloutSettings>)>,
+        (settings, rules): (Option<(u64, Arc<RolloutSettings>)>, GroupRules),
     ) -> Result<(), Refusal> {
         let (now_ms, unix_ms) = (self.store.clock.now_ms(), self.store.unix_ms());
         let share = self.store.memory().share(&key.run, position, now_ms);
@@ -158,9 +170,13 @@ impl Sequencer {
         run.rollouts.insert(key.rollout.clone());
         if let Some(group) = &reference.group {
             run.shared.watchers.group_changes(group);
-            run.groups.member_opened(group, unix_ms, &key.rollout, reference.attempt);
+            run.groups.member_opened(group, (now_ms, unix_ms), (&key.rollout, reference.attempt), rules);
         }
         let shared = Arc::clone(&run.shared);
+        if run.groups.may_have_due() {
+            // The time of its group counts from now on.
+            self.stirred.insert(key.run.clone());
+        }
         self.needed.opened(position, key);
         let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
         let mut slot = entry.slot.lock();
@@ -206,14 +222,19 @@ impl Sequencer {
             }
             (None, None) => return Ok(Admitted::Known),
         };
-        let unix_ms = self.store.unix_ms();
+        let now = (self.store.clock.now_ms(), self.store.unix_ms());
         let run = self.run_or_new(&key.run)?;
         judge_group(run, &group, reference, admission.group_size)?;
         let joined = live.rollout.facts().group.is_none() && live.rollout.finalised().is_none();
         if joined {
+            run.groups.judge_released(&group)?;
+            let rules = run.groups.get(&group).map_or_else(|| run.settings_now().group_rules(), |known| *known.rules());
             run.shared.watchers.rollout_changes(&key.rollout, Some(&group));
             run.shared.watchers.group_changes(&group);
-            run.groups.member_opened(&group, unix_ms, &key.rollout, live.attempt);
+            run.groups.member_opened(&group, now, (&key.rollout, live.attempt), rules);
+            if run.groups.may_have_due() {
+                self.stirred.insert(key.run.clone());
+            }
             let record = RolloutRecord::Group(group.clone());
             let logged = Record::Rollout {
                 run: key.run.clone(),
@@ -228,7 +249,7 @@ impl Sequencer {
             if self.store.keeps_records() {
                 live.positions.push(live.last_position);
             }
-            self.repeat_group_size(&key.run, &group);
+            self.repeat_group(&key.run, &group);
         }
         if let Some(size) = admission.group_size {
             self.say_group_size(&key.run, &group, size);
@@ -248,25 +269,29 @@ impl Sequencer {
 
     /// A rollout has joined a group whose size may have been said before the rollout was opened: once more, for a log that
     /// begins there.
-    fn repeat_group_size(&self, run: &RunId, group: &GroupId) {
+    fn repeat_group(&self, run: &RunId, group: &GroupId) {
         if let Some(size) = self.runs.get(run).and_then(|run| run.groups.get(group)?.size()) {
             self.log(&Record::GroupSize { run: run.clone(), group: group.clone(), size }, None);
         }
+        self.repeat_release(run, group);
     }
 
     /// A group has a size. Live and in replay.
-    pub(in crate::store) fn apply_group_size(&mut self, run: &RunId, group: &GroupId, size: u32) {
-        if let Some(run) = self.runs.get_mut(run) {
+    pub(in crate::store) fn apply_group_size(&mut self, run_id: &RunId, group: &GroupId, size: u32) {
+        if let Some(run) = self.runs.get_mut(run_id) {
             run.shared.watchers.group_changes(group);
-            run.groups.change_or_new(group, self.store.unix_ms(), |group| group.said_size(size));
+            run.groups.make(group, (self.store.clock.now_ms(), self.store.unix_ms()), GroupRules::default());
+            run.groups.change(group, |group| group.said_size(size));
+            self.stirred.insert(run_id.clone());
         }
     }
 
     /// In replay: an attempt at a rollout joins a group.
     pub(in crate::store) fn replay_joined(&mut self, key: &RolloutKey, attempt: u32, group: &GroupId) {
         if let Some(run) = self.runs.get_mut(&key.run) {
-            let unix_ms = self.store.unix_ms();
-            run.groups.member_opened(group, unix_ms, &key.rollout, attempt);
+            let now = (self.store.clock.now_ms(), self.store.unix_ms());
+            // What is decided about it stands behind, if it is to be released.
+            run.groups.member_opened(group, now, (&key.rollout, attempt), GroupRules::default());
         }
     }
 }
@@ -308,12 +333,12 @@ fn texts_bytes(reference: &RolloutRef) -> u64 {
 }
 
 impl RunState {
-    /// How many groups, and rollouts without one, are open or wait in the slowest of the consumer groups that are required; none,
-    /// if the run has no bound for that. Those whose units are all out, acknowledged or dropped do not count.
+    /// How many groups, and rollouts without one, are open, await their release, or wait in the slowest of the consumer groups that
+    /// are required; none, if the run has no bound for that. Those whose units are all out, acknowledged or dropped do not count.
     pub(super) fn lead_groups(&self) -> Option<u64> {
         let settings = self.settings_now();
         settings.max_lead_groups?;
-        let open = self.groups.with_open_members();
+        let open = self.groups.ahead();
         let waiting = |name: &ConsumerGroupId| {
             let group = self.queue.group(name.as_str());
             group.map_or(0, |group| group.waiting_families().filter(|family| !open.contains(family)).count() as u64)

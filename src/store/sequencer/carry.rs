@@ -15,6 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::group::GroupRules;
 use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::{CopiedUnits, CopyBegins, Dated, Log, Position, Record};
@@ -146,6 +147,8 @@ impl Sequencer {
             finalised: live.finalised.as_ref().and_then(|finalised| finalised.position),
         };
         let begins = Record::RolloutCopyBegins(Box::new(begins));
+        // Before the rollout is finalised again it must be known whether its group waits.
+        facts.group.iter().for_each(|group| self.repeat_release(&key.run, group));
         let new_home = self.log(&begins, None);
         // Not collected: that would keep the room of the frames.
         live.positions = Vec::with_capacity(frames.len());
@@ -166,7 +169,12 @@ impl Sequencer {
 fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
     let Some(finalised) = &live.finalised else { return Some(Vec::new()) };
     let number = &finalised.number?;
-    let is_retiring = run.retained.get(number)?.standing == Standing::Retiring;
+    let retained = run.retained.get(number)?;
+    let is_retiring = retained.standing == Standing::Retiring;
+    // What its group's release gives to whom is to stand behind the copy, or before it.
+    if retained.group.as_ref().and_then(|group| run.groups.kept(group)).is_some_and(|kept| kept.is_deciding) {
+        return None;
+    }
     // A group that is about to be made will have it, one that expires will not.
     if is_retiring || run.by_hand_underway > 0 || !run.making.is_empty() {
         return None;
@@ -258,7 +266,8 @@ impl Sequencer {
             return;
         }
         self.store.replaying(Some(opened_unix_ms));
-        if self.open_with(key, &reference, begins, Some((settings_version, settings))).is_err() {
+        let settings = Some((settings_version, settings));
+        if self.open_with(key, &reference, begins, (settings, GroupRules::default())).is_err() {
             return;
         }
         let settled: BTreeMap<_, _> = given_to.into_iter().map(|units| (units.consumer_group.clone(), units)).collect();

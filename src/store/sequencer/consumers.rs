@@ -1,5 +1,7 @@
 //! Consumers: they join a consumer group, get units as far as their credit goes, and acknowledge them.
 
+use std::sync::Arc;
+
 use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
@@ -13,9 +15,9 @@ use crate::queue::{
 use crate::rollout::run_settings::{ConsumerGroupSettings, Unit};
 
 use super::super::effect::Sequenced;
-use super::news::{LeftOut, Owed};
+use super::news::{About, LeftOut, Owed};
 use super::runs::run_not_found;
-use super::{Sequencer, UnitRows};
+use super::{GroupOfUnit, Sequencer, UnitRows};
 
 /// A consumer that wants units.
 pub struct Subscription {
@@ -64,8 +66,10 @@ pub struct UnitDelivery {
     pub unit: UnitId,
     /// What a unit is here.
     pub kind: UnitKind,
-    /// Its rows, not gathered yet.
-    pub rows: UnitRows,
+    /// Its rows, not gathered yet: of each rollout that has some, in the order of their ids.
+    pub rows: Vec<UnitRows>,
+    /// Its group, if it has waited for that.
+    pub group: Option<Arc<GroupOfUnit>>,
     /// Tokens of its rows.
     pub tokens: u64,
     /// 1 for the first time that it is given out.
@@ -100,8 +104,8 @@ pub enum ToConsumer {
     LeftOut {
         /// What, and how much.
         what: LeftOut,
-        /// The rollout, if it is one.
-        about: Option<RolloutRef>,
+        /// The rollout, or the group, if it is one.
+        about: Option<About>,
     },
     /// It reads too slowly, and so many units were passed over.
     Skipped {
@@ -148,6 +152,7 @@ pub(super) fn definition(settings: &ConsumerGroupSettings, max_deliveries: u32, 
         unit: match settings.unit {
             Unit::Row => UnitKind::Row,
             Unit::Rollout => UnitKind::Rollout,
+            Unit::Group => UnitKind::Group,
         },
         max_row_tokens: settings.max_row_tokens,
         max_staleness_versions: settings.max_staleness_versions,
@@ -422,6 +427,7 @@ pub(super) fn in_words(definition: &GroupDefinition) -> String {
     let unit = match definition.unit {
         UnitKind::Row => "rows",
         UnitKind::Rollout => "rollouts",
+        UnitKind::Group => "groups",
     };
     let longest = definition.max_row_tokens.map_or_else(String::new, |tokens| format!(" of at most {tokens} tokens"));
     let stale = definition.max_staleness_versions;

@@ -6,12 +6,14 @@ use crate::queue::ConsumerId;
 
 use super::Sequencer;
 use super::consumers::{ToConsumer, UnitDelivery};
+use super::release::whole_unit;
 
 impl Sequencer {
     /// Gives out what can go out in the runs where something has changed. Consumers that are let go stir theirs again.
     pub(super) fn dispatch(&mut self) {
         let now_ms = self.store.clock.now_ms();
         for run_id in std::mem::take(&mut self.stirred) {
+            self.release_groups(&run_id);
             let Some(run) = self.runs.get_mut(&run_id) else { continue };
             run.shared.watchers.run_changes();
             let (mut lost, mut stale) = (Vec::new(), Vec::new());
@@ -38,10 +40,13 @@ impl Sequencer {
                     let deliveries = if most == 0 { Vec::new() } else { group.dispatch(now_ms, most) };
                     let count = deliveries.len();
                     for delivery in deliveries {
+                        let (groups, retained) = (&mut run.groups, &run.retained);
+                        let (rows, of_group) = whole_unit(groups, retained, group.definition(), delivery.payload);
                         let unit = Box::new(UnitDelivery {
                             unit: delivery.unit,
                             kind,
-                            rows: delivery.payload,
+                            rows,
+                            group: of_group,
                             tokens: delivery.tokens,
                             delivery_number: delivery.delivery_number,
                             seek_count,

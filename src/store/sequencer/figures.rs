@@ -250,6 +250,7 @@ impl Sequencer {
         for (id, run) in &mut self.runs {
             let metrics = &run.shared.metrics;
             let oldest_ms = memory.oldest_open_ms(id).map_or(0, |opened_ms| now_ms.saturating_sub(opened_ms));
+            metrics.set_groups(run.groups.open_count(), run.groups.held_rollouts());
             metrics.set_oldest_open_rollout(Duration::from_millis(oldest_ms));
             let settings = Arc::clone(run.settings_now());
             run.ledger.record(metrics, &settings, run.shared.counts.calls.load(Ordering::Relaxed));

@@ -1,278 +1,121 @@
-//! Finalised rollouts: units for every consumer group; and what is left of those that have ended, a tombstone. How long they are kept
-//! between is in [`super::retention`].
+//! Finalised rollouts: units for every consumer group; and what is left of those that have ended, a tombstone. What waits for its
+//! group's release is in [`super::release`], and how long they are kept between in [`super::retention`].
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use crate::forest::plan::{PolicyPlan, RowPlan};
 use crate::group::Member;
-use crate::ids::{ConsumerGroupId, GroupId, Name, RolloutRef, RunId, rollout_unit_id, row_id};
+use crate::ids::{ConsumerGroupId, GroupId, RunId};
 use crate::limits;
 use crate::log::{Position, RetiredFor};
-use crate::queue::{ConsumerGroup, GroupDefinition, NewUnit, QueueEffect, UnitId, UnitKind};
-use crate::rollout::FinalisedRollout;
+use crate::queue::{ConsumerGroup, DropReason, GroupDefinition, QueueEffect, UnitId};
 use crate::rollout::event::{Discarded, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{RunSettings, StartPosition};
 use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::{Ended, FinalisedNow, Outcome};
-use super::super::evict::Finalised;
-use super::super::memory::Share;
 use super::super::{RolloutKey, Slot, figures};
-use super::retention::Standing;
-use super::{LeftOut, Sequencer, ToConsumer, Tombstone};
-
-/// A finalised rollout that is not retired.
-#[derive(Clone)]
-pub struct Retained {
-    pub(super) key: Option<RolloutKey>,
-    pub(super) attempt: u32,
-    finalised: Arc<Finalised>,
-    pub(super) group: Option<GroupId>,
-    /// What its units have in common with those of its group.
-    family: u64,
-    unix_ms: u64,
-    at_ms: u64,
-    plans: Vec<Arc<PolicyPlan>>,
-    pub(super) share: Arc<Share>,
-    pub(super) standing: Standing,
-}
-
-/// The rows of one unit, not gathered yet.
-#[derive(Clone)]
-pub struct UnitRows {
-    /// The rollout and attempt that they are of.
-    pub about: RolloutRef,
-    /// The rollout.
-    pub finalised: Arc<Finalised>,
-    /// When it was finalised, milliseconds since the Unix epoch.
-    pub finalised_unix_ms: u64,
-    /// When it was finalised, on the store's clock.
-    pub finalised_at_ms: u64,
-    /// The plans of the policies that the consumer group takes, by name.
-    pub plans: Vec<Arc<PolicyPlan>>,
-    /// Of one row only: its plan and its place there.
-    pub only: Option<(usize, usize)>,
-    /// What the rollout holds in memory, until its rows are sent.
-    pub share: Arc<Share>,
-}
-
-impl UnitRows {
-    /// The rows, as places in their plans.
-    #[must_use]
-    pub fn planned(&self) -> Vec<(Arc<PolicyPlan>, Range<usize>)> {
-        match self.only {
-            Some((plan, row)) => self.plans.get(plan).map(|plan| (plan.clone(), row..row + 1)).into_iter().collect(),
-            None => self.plans.iter().map(|plan| (plan.clone(), 0..plan.rows.len())).collect(),
-        }
-    }
-}
-
-impl Retained {
-    /// A rollout that was just finalised.
-    fn new(attempt: u32, now: &FinalisedNow) -> Self {
-        let FinalisedNow { rollout, finalised, unix_ms, at_ms, share } = now;
-        let plans: Vec<_> = rollout.policies().iter().map(|policy| Arc::new(rollout.plan(policy, None))).collect();
-        share.add(plans.iter().map(|plan| plan_bytes(plan)).sum());
-        Self {
-            key: None,
-            attempt,
-            finalised: Arc::clone(finalised),
-            group: rollout.facts().group.clone(),
-            family: 0,
-            unix_ms: *unix_ms,
-            at_ms: *at_ms,
-            plans,
-            share: Arc::clone(share),
-            standing: Standing::default(),
-        }
-    }
-
-    /// Rows of all policies, whatever their length.
-    pub(super) fn row_count(&self) -> u64 {
-        self.plans.iter().map(|plan| plan.rows.len() as u64).sum()
-    }
-
-    /// The plans that a consumer group takes of it, by policy.
-    fn plans_for(&self, definition: &GroupDefinition, rollout: &FinalisedRollout) -> Vec<Arc<PolicyPlan>> {
-        let takes = |policy: &Name| definition.policy.as_ref().is_none_or(|taken| taken == policy.as_str());
-        if definition.policy.is_none() && definition.max_row_tokens.is_none() {
-            self.plans.clone()
-        } else {
-            let policies = self.plans.iter().map(|plan| &plan.policy).filter(|policy| takes(policy));
-            policies.map(|policy| Arc::new(rollout.plan(policy, definition.max_row_tokens))).collect()
-        }
-    }
-
-    /// Which rollout and attempt it is.
-    fn about(&self, key: &RolloutKey) -> RolloutRef {
-        RolloutRef {
-            run: key.run.clone(),
-            group: self.group.clone(),
-            rollout: key.rollout.clone(),
-            attempt: self.attempt,
-        }
-    }
-
-    /// The units of these plans of it that a consumer group gets. What they hold in memory is counted, where the group is not
-    /// bounded anyway.
-    fn units(
-        &self,
-        key: &RolloutKey,
-        definition: &GroupDefinition,
-        (rollout, plans): (&FinalisedRollout, &[Arc<PolicyPlan>]),
-    ) -> Vec<NewUnit<UnitRows>> {
-        let units = self.new_units(key, definition, (rollout, plans));
-        if !definition.ephemeral {
-            self.share.add(self.bytes_of(&units, plans));
-        }
-        units
-    }
-
-    /// What these units take, with their plans as far as they are not shared.
-    fn bytes_of(&self, units: &[NewUnit<UnitRows>], plans: &[Arc<PolicyPlan>]) -> u64 {
-        let of_unit = |unit: &NewUnit<UnitRows>| limits::UNIT_BYTES + unit.id.as_str().len() as u64;
-        let own = plans.iter().filter(|plan| !self.plans.iter().any(|shared| Arc::ptr_eq(shared, plan)));
-        own.map(|plan| plan_bytes(plan)).sum::<u64>() + units.iter().map(of_unit).sum::<u64>()
-    }
-
-    /// A consumer group that had its units is gone.
-    pub(super) fn give_units_back(&self, definition: &GroupDefinition) {
-        let Some(key) = &self.key else { return };
-        let rollout = self.finalised.now();
-        let plans = self.plans_for(definition, &rollout);
-        self.share.subtract(self.bytes_of(&self.new_units(key, definition, (&rollout, &plans)), &plans));
-    }
-
-    /// Its units once more, for a consumer group that has let go of their rows. They are counted already.
-    pub(super) fn units_again(&self, definition: &GroupDefinition) -> Vec<NewUnit<UnitRows>> {
-        let Some(key) = &self.key else { return Vec::new() };
-        let rollout = self.finalised.now();
-        self.new_units(key, definition, (&rollout, &self.plans_for(definition, &rollout)))
-    }
-
-    fn new_units(
-        &self,
-        key: &RolloutKey,
-        definition: &GroupDefinition,
-        (rollout, plans): (&FinalisedRollout, &[Arc<PolicyPlan>]),
-    ) -> Vec<NewUnit<UnitRows>> {
-        let about = self.about(key);
-        let unit = |only| UnitRows {
-            about: about.clone(),
-            finalised: Arc::clone(&self.finalised),
-            finalised_unix_ms: self.unix_ms,
-            finalised_at_ms: self.at_ms,
-            plans: plans.to_vec(),
-            only,
-            share: Arc::clone(&self.share),
-        };
-        let versions = |plan: &PolicyPlan, rows: &[RowPlan]| {
-            let oldest = rows.iter().filter_map(|row| row.oldest_version).min();
-            definition.max_staleness_versions.and(oldest).map(|oldest| (Arc::from(plan.policy.as_str()), oldest))
-        };
-        match definition.unit {
-            UnitKind::Row => {
-                let rows = plans
-                    .iter()
-                    .enumerate()
-                    .flat_map(|(at, plan)| plan.rows.iter().enumerate().map(move |row| (at, plan, row)));
-                let new = rows.map(|(at, plan, (place, row))| {
-                    let leaf = rollout.facts().forest.call(row.leaf).id();
-                    let id = row_id(&key.run, &key.rollout, self.attempt, &plan.policy, leaf);
-                    let (tokens, payload) = (u64::from(row.tokens), unit(Some((at, place))));
-                    let oldest_versions = versions(plan, std::slice::from_ref(row)).into_iter().collect();
-                    NewUnit { id: UnitId::new(id), tokens, rows: 1, family: self.family, oldest_versions, payload }
-                });
-                new.collect()
-            }
-            UnitKind::Rollout => {
-                let tokens: u64 = plans.iter().flat_map(|plan| &plan.rows).map(|row| u64::from(row.tokens)).sum();
-                let rows = plans.iter().map(|plan| plan.rows.len() as u64).sum();
-                if rows == 0 {
-                    return Vec::new();
-                }
-                let policy = definition.policy.as_deref().and_then(|policy| Name::parse(policy).ok());
-                let id = rollout_unit_id(&key.run, &key.rollout, self.attempt, policy.as_ref());
-                let oldest_versions = plans.iter().filter_map(|plan| versions(plan, &plan.rows)).collect();
-                vec![NewUnit {
-                    id: UnitId::new(id),
-                    tokens,
-                    rows,
-                    family: self.family,
-                    oldest_versions,
-                    payload: unit(None),
-                }]
-            }
-        }
-    }
-}
-
-/// What a consumer group does not get of a rollout with these plans, as far as its consumers would miss it.
-fn left_out(plans: &[Arc<PolicyPlan>]) -> impl Iterator<Item = LeftOut> {
-    let too_long: u64 = plans.iter().map(|plan| plan.ledger.too_long).sum();
-    let no_rows = plans.iter().all(|plan| plan.rows.is_empty());
-    let too_long = (too_long > 0).then_some(LeftOut::TooLong(too_long));
-    too_long.into_iter().chain(no_rows.then_some(LeftOut::NoRows(1)))
-}
-
-/// Bytes of a plan.
-fn plan_bytes(plan: &PolicyPlan) -> u64 {
-    (size_of::<PolicyPlan>() + size_of_val(&*plan.rows) + size_of_val(&*plan.owners)) as u64
-}
+use super::groups::KeptGroup;
+use super::news::About;
+use super::release::Gift;
+use super::units::left_out;
+use super::{LeftOut, Retained, Sequencer, ToConsumer, Tombstone, UnitRows};
 
 impl Sequencer {
-    /// Queues the rows of a rollout that was finalised.
+    /// Queues the rows of a rollout that was finalised, unless they wait for its group's release.
     pub(super) fn finalised(&mut self, key: RolloutKey, attempt: u32, now: &FinalisedNow) {
         let (rollout, mut retained) = (&now.rollout, Retained::new(attempt, now));
+        let group = retained.group.clone();
         // Its run may have been deleted meanwhile.
         if !self.store.holds(&key, &now.finalised) {
             return;
         }
         let is_counted = self.is_counted();
         let Some(run) = self.runs.get_mut(&key.run) else { return };
+        let number = run.finalised_count;
+        run.finalised_count += 1;
         if let Some(group) = &retained.group {
             run.shared.watchers.group_changes(group);
-            run.groups.change(group, |group| group.closed(&key.rollout, attempt, Member::Finalised));
+            let reward = rollout.facts().reward.as_ref().map_or(0.0, |reward| reward.value);
+            run.groups.change(group, |group| group.finalised(&key.rollout, attempt, reward));
+            retained.is_grouped = run.groups.get(group).is_some_and(|group| group.rules().are_released());
+            if retained.is_grouped {
+                run.groups.retains(group, &key.rollout, Some(number));
+            }
         }
         figures::finalised(&run.shared.metrics, rollout, retained.plans.iter().map(Arc::as_ref));
         if !is_counted {
             run.ledger.finalised(rollout, &retained.plans);
         }
         retained.key = Some(key.clone());
-        let number = run.finalised_count;
-        run.finalised_count += 1;
         retained.family = run.groups.family(retained.group.as_ref(), number);
-        if let Some(entry) = self.store.entry(&key)
+        run.retained.insert(number, retained);
+        self.has_number(&key, number);
+        group.iter().for_each(|group| self.is_held_at_first(&key.run, group, number));
+        let gives_to = self.gives_only_to.clone();
+        let gives_to = |name: &str| gives_to.as_ref().is_none_or(|only| only.contains(name));
+        self.give(&key.run, &[number], |name, _| gives_to(name));
+        self.stirred.insert(key.run.clone());
+        self.reconsider(&key.run, number);
+    }
+
+    /// A finalised rollout is known by this number from now on.
+    pub(super) fn has_number(&self, key: &RolloutKey, number: u64) {
+        if let Some(entry) = self.store.entry(key)
             && let Slot::Live(live) = &mut *entry.slot.lock()
             && let Some(facts) = &mut live.finalised
         {
             facts.number = Some(number);
         }
+    }
+
+    /// Gives these finalised rollouts, in this order, to consumer groups, as far as they are to be given it now; counts what they will never be
+    /// given.
+    pub(super) fn give(&mut self, run_id: &RunId, numbers: &[u64], to: impl Fn(&str, &GroupDefinition) -> bool) {
         let now_ms = self.store.clock.now_ms();
-        let mut effects = Vec::new();
-        let mut news = Vec::new();
-        let gives_to = |name: &str| self.gives_only_to.as_ref().is_none_or(|only| only.contains(name));
-        for (name, group) in run.queue.groups_mut().filter(|(name, _)| gives_to(name)) {
-            let plans = retained.plans_for(group.definition(), rollout);
-            let units = retained.units(&key, group.definition(), (rollout, &plans));
-            let name = name.to_owned();
-            if !group.definition().ephemeral && !is_counted {
-                run.ledger.given(&name, rollout, &plans);
+        let (copied, noted_through) = (self.copied_finalised, self.noted_through);
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let (mut effects, mut news) = (Vec::new(), Vec::new());
+        for number in numbers {
+            let Some(retained) = run.retained.get(number) else { continue };
+            let Some(key) = &retained.key else { continue };
+            // What is left of it without its tokens does for this.
+            let rollout = retained.finalised.now();
+            let kept = retained.group.as_ref().and_then(|group| run.groups.kept(group));
+            for (name, group) in run.queue.groups_mut().filter(|(name, group)| to(name, group.definition())) {
+                let definition = group.definition();
+                let gift = Gift::of(kept, (&key.rollout, retained.attempt), definition.unit);
+                let (reason, given_at) = match gift {
+                    Gift::Later => continue,
+                    Gift::Units(given_at) => (None, given_at),
+                    Gift::Never(reason, given_at) => (Some(reason), given_at),
+                };
+                let plans = retained.plans_for(definition, &rollout);
+                // What is read from its copy may have been counted by the last snapshot.
+                let is_counted = copied.is_some_and(|finalised| finalised.max(given_at) <= noted_through);
+                if !definition.ephemeral && !is_counted {
+                    run.ledger.given(name, &rollout, &plans);
+                }
+                if let Some(reason) = reason {
+                    let units = retained.new_units(key, definition, (&rollout, &plans));
+                    if reason == DropReason::Late {
+                        news.push((name.to_owned(), About::of(&retained.about(key)), LeftOut::Late(1)));
+                    }
+                    group.count_dropped(&units, reason);
+                    continue;
+                }
+                let units = retained.units(key, definition, (&rollout, &plans));
+                let about = || About::of(&retained.about(key));
+                news.extend(left_out(&plans).map(|what| (name.to_owned(), about(), what)));
+                let pushed = group.push(*number, units, now_ms);
+                effects.extend(pushed.into_iter().map(|effect| (name.to_owned(), effect)));
             }
-            news.extend(left_out(&plans).map(|what| (name.clone(), what)));
-            effects.extend(group.push(number, units, now_ms).into_iter().map(|effect| (name.clone(), effect)));
         }
-        let (has_rows, about) = (retained.row_count() > 0, retained.about(&key));
-        run.retained.insert(number, retained);
-        self.stirred.insert(key.run.clone());
         for (consumer_group, effect) in effects {
-            self.queue_effect(&key.run, &consumer_group, effect);
+            self.queue_effect(run_id, &consumer_group, effect);
         }
-        for (consumer_group, what) in news {
-            self.tell_left_out(&key.run, &consumer_group, &about, what);
+        for (consumer_group, about, what) in news {
+            self.tell_left_out(run_id, &consumer_group, &about, what);
         }
-        self.reconsider(&key.run, number, !has_rows);
     }
 
     pub(super) fn discarded(
@@ -299,7 +142,11 @@ impl Sequencer {
             run.shared.watchers.run_changes();
             group.into_iter().for_each(|group| run.shared.watchers.group_changes(group));
         }
-        run.and_then(|run| run.groups.change(group?, |group| group.closed(&key.rollout, *attempt, now)));
+        if let (Some(run), Some(group)) = (run, group) {
+            run.groups.change(group, |group| group.closed(&key.rollout, *attempt, now));
+            // It may be whole without this one.
+            self.stirred.insert(key.run.clone());
+        }
         self.bury(tombstone);
     }
 
@@ -318,30 +165,16 @@ impl Sequencer {
         if run.queue.group(name.as_str()).is_some() {
             return;
         }
-        let group = run.queue.apply_group(name.as_str(), definition.clone(), made_at.0, now_ms);
-        let mut effects = Vec::new();
-        if from_earliest {
-            for (number, retained) in &run.retained {
-                if let Some(key) = &retained.key {
-                    // What is left of it without its tokens does for this.
-                    let rollout = retained.finalised.now();
-                    let plans = retained.plans_for(&definition, &rollout);
-                    effects.extend(group.push(*number, retained.units(key, &definition, (&rollout, &plans)), now_ms));
-                    if !definition.ephemeral {
-                        run.ledger.given(name.as_str(), &rollout, &plans);
-                    }
-                }
-            }
-        }
-        // An ephemeral one holds nothing back.
-        let claims = from_earliest && !definition.ephemeral;
-        let taken: Vec<u64> = if claims { run.retained.keys().copied().collect() } else { Vec::new() };
+        run.queue.apply_group(name.as_str(), definition.clone(), made_at.0, now_ms);
         self.stirred.insert(run_id.clone());
-        for effect in effects {
-            self.queue_effect(run_id, name.as_str(), effect);
+        if !from_earliest {
+            return;
         }
-        for number in taken {
-            self.reconsider(run_id, number, false);
+        let all: Vec<u64> = run.retained.keys().copied().collect();
+        self.give(run_id, &all, |to, _| to == name.as_str());
+        // An ephemeral one holds nothing back.
+        if !definition.ephemeral {
+            all.into_iter().for_each(|number| self.reconsider(run_id, number));
         }
     }
 
@@ -377,7 +210,7 @@ impl Sequencer {
     pub(super) fn queue_effect(&mut self, run: &RunId, consumer_group: &str, effect: QueueEffect<u64>) {
         match effect {
             QueueEffect::SourceSettled { source } | QueueEffect::SourceReopened { source } => {
-                self.reconsider(run, source, false);
+                self.reconsider(run, source);
             }
             QueueEffect::LineOverflowed { units, tokens } => {
                 tracing::warn!(%run, consumer_group, units, tokens, "a slow reader of rows was passed over");
@@ -448,9 +281,11 @@ impl Sequencer {
         }
     }
 
-    /// Whether this unit is one of a rollout that was retired: all groups acknowledged it.
+    /// Whether this unit is one of a rollout or a group that was retired: all consumer groups acknowledged it.
     pub(super) fn was_retired(&self, run: &RunId, unit: &UnitId) -> bool {
-        let Some((of_run, rollout, attempt)) = crate::ids::unit_source(unit.as_str()) else { return false };
+        let Some((of_run, rollout, attempt)) = crate::ids::unit_source(unit.as_str()) else {
+            return self.group_was_retired(run, unit);
+        };
         if of_run != *run {
             return false;
         }
@@ -458,7 +293,15 @@ impl Sequencer {
         let slot = entry.slot.lock();
         let is_it = |ended: &Ended| ended.outcome == Outcome::Retired && ended.attempt == attempt;
         // What nobody claimed was acknowledged by nobody.
-        let was_claimed = |ended: &Ended| ended.reason != RetiredFor::Unclaimed.as_str();
+        let never = [RetiredFor::Unclaimed, RetiredFor::Late, RetiredFor::GroupDropped];
+        let was_claimed = |ended: &Ended| never.iter().all(|reason| ended.reason != reason.as_str());
         matches!(&*slot, Slot::Ended(ended, _) if is_it(ended) && was_claimed(ended))
+    }
+
+    fn group_was_retired(&self, run_id: &RunId, unit: &UnitId) -> bool {
+        let of_run = crate::ids::unit_group(unit.as_str()).filter(|(of_run, _)| of_run == run_id);
+        let kept = of_run.and_then(|(_, group)| self.runs.get(run_id)?.groups.kept(&group));
+        let was_given_out = |kept: &KeptGroup| kept.group.release().is_some_and(|release| release.dropped().is_none());
+        kept.is_some_and(|kept| was_given_out(kept) && kept.retained.is_empty())
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Reason, Refusal};
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::log::{Position, Record};
 use crate::queue::{ConsumerFacts, ConsumerId, GroupDefinition, GroupRefused, GroupVerdict, JoinRefused};
-use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition};
+use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
 
 use super::super::effect::Sequenced;
 use super::consumers::{Consumer, Subscribed, Subscription, ToConsumer, definition, in_words, unit_not_found};
@@ -104,6 +104,13 @@ impl Sequencer {
         if let Some(policy) = settings.policy.as_ref().filter(|policy| !run_settings.rollout.trains(policy)) {
             let message = format!("run {:?} does not train policy {policy:?}", subscription.run);
             return Err(Refusal::new(Reason::InvalidValue, message).field("subscription.settings.policy"));
+        }
+        if settings.unit == Unit::Group && !run_settings.group_rules().are_released() {
+            let message = format!(
+                "run {:?} releases no groups; set its estimator, or declare a consumer group of unit group in its settings",
+                subscription.run
+            );
+            return Err(Refusal::new(Reason::InvalidValue, message).field("subscription.settings.unit"));
         }
         let run = self.run_or_new(&subscription.run)?;
         let requested = definition(&settings, run.settings_now().max_deliveries, subscription.ephemeral);

@@ -4,13 +4,14 @@
 //! repeats nor hides anything else. Work for one page is bounded, since everybody waits for this task.
 
 use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
 
 use crate::error::Refusal;
 use crate::forest::link::DriftKind;
-use crate::group::Member;
+use crate::group::{Member, Release, Statistics};
 use crate::ids::{AgentId, ConsumerGroupId, GroupId, Name, RolloutId, RunId};
 use crate::limits;
 use crate::queue::{ConsumerFacts, ConsumerGroup, ConsumerId, GroupDefinition, GroupStats, WaitingFor};
@@ -104,6 +105,12 @@ pub struct GroupLook {
     pub open_places: u32,
     /// Whether nothing more can come of it.
     pub is_over: bool,
+    /// Its release, if that has come.
+    pub release: Option<Arc<Release>>,
+    /// The rewards of its finalised members by now, if its release is awaited.
+    pub statistics: Statistics,
+    /// In how many milliseconds its time is over; none: it is released, or is not to be.
+    pub timeout_after_ms: Option<u64>,
 }
 
 /// A consumer group, for who looks.
@@ -155,6 +162,8 @@ pub struct RolloutsNow {
     pub incomplete: u64,
     /// Groups of which something may still come.
     pub open_groups: u64,
+    /// Finalised rollouts that await the release of their group.
+    pub await_release: u64,
 }
 
 /// Why nothing goes out to a consumer.
@@ -194,6 +203,7 @@ impl RunState {
             rewarded: counts.rewarded.load(Ordering::Relaxed),
             incomplete: counts.incomplete.load(Ordering::Relaxed),
             open_groups: self.groups.open_count(),
+            await_release: self.groups.held_rollouts(),
         }
     }
 
@@ -314,6 +324,9 @@ impl Sequencer {
             out: (Vec::new(), 0),
             open_places: 0,
             is_over: kept.group.is_over(),
+            release: kept.group.release().cloned(),
+            statistics: kept.group.statistics(),
+            timeout_after_ms: kept.deadline_ms().map(|at_ms| at_ms.saturating_sub(self.store.clock.now_ms())),
         };
         let list = |(ids, count): &mut (Vec<RolloutId>, u32), rollout: &RolloutId| {
             *count += 1;
@@ -341,7 +354,7 @@ impl Sequencer {
     }
 
     /// Why an attempt ended, as far as that is remembered.
-    fn reason_of_end(&self, run: &RunId, rollout: &RolloutId, attempt: u32) -> String {
+    pub(super) fn reason_of_end(&self, run: &RunId, rollout: &RolloutId, attempt: u32) -> String {
         let Some(entry) = self.store.entry(&RolloutKey { run: run.clone(), rollout: rollout.clone() }) else {
             return String::new();
         };

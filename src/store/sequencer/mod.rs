@@ -18,10 +18,12 @@ mod joining;
 mod look;
 mod news;
 mod reclaim;
+mod release;
 mod retention;
 mod runs;
 mod seek;
 mod totals;
+mod units;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -51,14 +53,16 @@ use super::replay::Reading;
 use super::{RolloutKey, Run, Store};
 
 pub use consumers::{AckOutcome, Subscribed, Subscription, ToConsumer, UnitDelivery};
-pub use finished::{Retained, UnitRows};
+pub use groups::{GroupSums, SumsByPolicy};
 pub use look::{
     ConsumerFigures, ConsumerGroupLook, ConsumerGroupPage, GroupLook, GroupPage, Look, RolloutsNow, RowsOf, RunLook,
     Waiting,
 };
-pub use news::LeftOut;
+pub use news::{About, LeftOut};
+pub use release::GroupOfUnit;
 pub use runs::{DeletedRun, RunFacts};
 pub use seek::{CheckpointFacts, SeekReady, SeekReply, Sought};
+pub use units::{Retained, UnitRows};
 
 /// Asks whether a rollout, its group, or its group's size may be.
 #[derive(Clone, Debug)]
@@ -363,6 +367,9 @@ impl Sequencer {
                 self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
                     group.apply_release(unit)
                 });
+            }
+            Sequenced::GroupReleased { run, group, decided, at } => {
+                self.group_released(&run, &group, *decided, at.unwrap_or(position));
             }
             Sequenced::RolloutsRetired { run, rollouts, reason } => self.rollouts_retired(&run, rollouts, reason),
             Sequenced::ConsumerGroupExpired { run, consumer_group } => {

@@ -3,7 +3,8 @@
 //! That a rollout has no rows, or too long calls, is told to who is subscribed when it is finalised. Nobody is let go for such
 //! news: while a consumer's line is short of room they are only counted, and one notice says later how many there were.
 
-use crate::ids::{RolloutRef, RunId};
+use crate::group::DroppedFor;
+use crate::ids::{GroupId, RolloutId, RolloutRef, RunId};
 use crate::queue::{ConsumerId, UnitId};
 
 use super::super::{RolloutKey, Slot};
@@ -19,6 +20,26 @@ pub enum LeftOut {
     TooLong(u64),
     /// So many rollouts ended before any consumer group was given them.
     NotRetained(u64),
+    /// So many rollouts were finalised after their groups had been released.
+    Late(u64),
+    /// So many groups were dropped; why, if it is one.
+    GroupsDropped(u64, Option<DroppedFor>),
+}
+
+/// What such news are about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// The group, if there is one.
+    pub group: Option<GroupId>,
+    /// The rollout and its attempt; none: the whole group.
+    pub member: Option<(RolloutId, u32)>,
+}
+
+impl About {
+    /// A rollout.
+    pub(super) fn of(rollout: &RolloutRef) -> Self {
+        Self { group: rollout.group.clone(), member: Some((rollout.rollout.clone(), rollout.attempt)) }
+    }
 }
 
 /// What was left out and not told yet.
@@ -27,6 +48,8 @@ pub(super) struct Owed {
     no_rows: u64,
     too_long: u64,
     not_retained: u64,
+    late: u64,
+    groups_dropped: u64,
 }
 
 /// Room in a consumer's line that such news leave to units and to what must be told.
@@ -38,15 +61,19 @@ impl Owed {
             LeftOut::NoRows(_) => &mut self.no_rows,
             LeftOut::TooLong(_) => &mut self.too_long,
             LeftOut::NotRetained(_) => &mut self.not_retained,
+            LeftOut::Late(_) => &mut self.late,
+            LeftOut::GroupsDropped(..) => &mut self.groups_dropped,
         }
     }
 
     fn take(&mut self) -> impl Iterator<Item = LeftOut> {
-        let Self { no_rows, too_long, not_retained } = std::mem::take(self);
+        let Self { no_rows, too_long, not_retained, late, groups_dropped } = std::mem::take(self);
         let all = [
             (no_rows, LeftOut::NoRows(no_rows)),
             (too_long, LeftOut::TooLong(too_long)),
             (not_retained, LeftOut::NotRetained(not_retained)),
+            (late, LeftOut::Late(late)),
+            (groups_dropped, LeftOut::GroupsDropped(groups_dropped, None)),
         ];
         all.into_iter().filter(|(count, _)| *count > 0).map(|(_, what)| what)
     }
@@ -62,8 +89,9 @@ impl Owed {
 impl LeftOut {
     fn count(self) -> u64 {
         match self {
-            Self::NoRows(rollouts) | Self::NotRetained(rollouts) => rollouts,
+            Self::NoRows(rollouts) | Self::NotRetained(rollouts) | Self::Late(rollouts) => rollouts,
             Self::TooLong(calls) => calls,
+            Self::GroupsDropped(groups, _) => groups,
         }
     }
 
@@ -72,13 +100,15 @@ impl LeftOut {
             Self::NoRows(_) => Self::NoRows(count),
             Self::TooLong(_) => Self::TooLong(count),
             Self::NotRetained(_) => Self::NotRetained(count),
+            Self::Late(_) => Self::Late(count),
+            Self::GroupsDropped(groups, why) => Self::GroupsDropped(count, why.filter(|_| groups == count)),
         }
     }
 }
 
 impl Sequencer {
     /// Tells the members of a consumer group what it is not given of a rollout.
-    pub(super) fn tell_left_out(&mut self, run: &RunId, consumer_group: &str, about: &RolloutRef, what: LeftOut) {
+    pub(super) fn tell_left_out(&mut self, run: &RunId, consumer_group: &str, about: &About, what: LeftOut) {
         for id in self.members(run, consumer_group) {
             let Some(member) = self.consumers.get_mut(&id) else { continue };
             let owed = member.owed.of(what);

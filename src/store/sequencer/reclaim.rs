@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::group::Member;
+use crate::group::{GroupRules, Member};
 use crate::ids::{ConsumerGroupId, RunId};
 use crate::limits;
 use crate::log::{EndedMember, EndedRollout, GroupSnapshot, Position, Record};
@@ -182,6 +182,8 @@ impl Sequencer {
             }
         }
         for (run, ended) in by_run {
+            let groups = ended.iter().filter_map(|(_, ended)| ended.group.as_ref().map(|member| &member.group));
+            groups.collect::<BTreeSet<_>>().into_iter().for_each(|group| self.repeat_release(&run, group));
             for some in ended.chunks(limits::TOMBSTONES_RECORD_MAX) {
                 let rollouts = some.iter().map(|(_, ended)| ended.clone()).collect();
                 let home = self.log(&Record::Tombstones { run: run.clone(), rollouts }, None);
@@ -243,7 +245,7 @@ impl Sequencer {
     pub(in crate::store) fn replay_tombstone(&mut self, run: &RunId, ended: EndedRollout, position: Position) {
         let EndedRollout { rollout, attempt, retired, reason, is_final, group } = ended;
         let key = RolloutKey { run: run.clone(), rollout };
-        let unix_ms = self.store.unix_ms();
+        let (now_ms, unix_ms) = (self.store.clock.now_ms(), self.store.unix_ms());
         let Some(state) = self.runs.get_mut(run) else { return };
         let entry = self.store.rollouts.entry(key.clone()).or_insert_with(|| Entry::new(Slot::Removed)).clone();
         let mut slot = entry.slot.lock();
@@ -252,7 +254,8 @@ impl Sequencer {
         }
         state.rollouts.insert(key.rollout.clone());
         if let Some(EndedMember { group, size, member }) = &group {
-            state.groups.member_opened(group, unix_ms, &key.rollout, attempt);
+            let rules = GroupRules::default();
+            state.groups.member_opened(group, (now_ms, unix_ms), (&key.rollout, attempt), rules);
             state.groups.change(group, |group| group.closed(&key.rollout, attempt, *member));
             if let Some(size) = size {
                 state.groups.change(group, |group| group.said_size(*size));

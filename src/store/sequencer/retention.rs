@@ -3,12 +3,13 @@
 //! A finalised rollout is *held* while a consumer group has not settled its units, *settled* when all that were given it have, and
 //! *unclaimed* when none was. What is settled retires at once if its run keeps nothing longer: that follows from the record that
 //! settles it. Whatever a clock or a want of room decides is a record of its own first, and comes to nothing if the rollout is held
-//! again by then. Times are those of the clock and start afresh with the process: what passes while the service is down ends nothing.
+//! again by then. A member of a group that is not released is held; of one that was given out it ends with the others, by such a
+//! record. Times are those of the clock and start afresh with the process: what passes while the service is down ends nothing.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::ids::{ConsumerGroupId, RolloutId, RunId};
+use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
 use crate::limits;
 use crate::log::{Record, RetiredFor};
 use crate::queue::Queue;
@@ -17,6 +18,7 @@ use crate::telemetry::RolloutEnd;
 
 use super::super::effect::{Ended, Outcome, Sequenced};
 use super::super::{RolloutKey, Slot};
+use super::release::Gift;
 use super::{Retained, RunState, Sequencer, Tombstone, UnitRows};
 
 /// Where a finalised rollout stands with those who might want it.
@@ -133,6 +135,46 @@ fn held_and_known(queue: &Queue<u64, UnitRows>, number: u64) -> (bool, bool) {
     (is_held, lasting().any(|group| group.knows(&number)))
 }
 
+/// Whether a finalised rollout ends with others of its group only.
+fn stays_together(run: &RunState, member: &Retained) -> bool {
+    let kept = member.group.as_ref().filter(|_| member.is_grouped).and_then(|group| run.groups.kept(group));
+    let of = |key: &RolloutKey| kept.is_some_and(|kept| kept.stays_together(&key.rollout, member.attempt));
+    member.key.as_ref().is_some_and(of)
+}
+
+/// Whether some consumer group that lasts will never be given a finalised rollout, for its group's sake.
+fn is_kept_from_somebody(run: &RunState, retained: &Retained) -> bool {
+    let kept = retained.group.as_ref().and_then(|group| run.groups.kept(group));
+    let Some(key) = retained.key.as_ref().filter(|_| kept.is_some()) else { return false };
+    let mut lasting =
+        run.queue.groups().map(|(_, group)| group.definition()).filter(|definition| !definition.ephemeral);
+    lasting.any(|of| matches!(Gift::of(kept, (&key.rollout, retained.attempt), of.unit), Gift::Never(..)))
+}
+
+/// Whether a finalised rollout stays since another of its group does.
+fn is_held_by_others(run: &RunState, member: &Retained) -> bool {
+    let kept = member.group.as_ref().and_then(|group| run.groups.kept(group));
+    kept.is_some_and(|kept| !kept.held.is_empty()) && stays_together(run, member)
+}
+
+/// These finalised rollouts, and those that end with them.
+fn with_their_groups(run: &RunState, numbers: &[u64]) -> Vec<u64> {
+    let (mut all, mut groups) = (Vec::with_capacity(numbers.len()), BTreeSet::new());
+    for number in numbers {
+        let Some(retained) = run.retained.get(number) else { continue };
+        let group = retained.group.as_ref().filter(|_| stays_together(run, retained));
+        let Some(kept) = group.and_then(|group| run.groups.kept(group)) else {
+            all.push(*number);
+            continue;
+        };
+        if groups.insert(kept.family) {
+            let member = |number: &&u64| run.retained.get(number).is_some_and(|member| stays_together(run, member));
+            all.extend(kept.retained.values().filter(member));
+        }
+    }
+    all
+}
+
 impl Retained {
     /// Whether its rows are to be acknowledged still.
     pub(super) fn is_due(&self) -> bool {
@@ -152,7 +194,8 @@ impl RunState {
             if self.retention.warned.contains(&name) { expires_ms } else { expires_ms.saturating_sub(warning_ms) }
         };
         let expiry = self.expiries().map(next_ms).min();
-        queues.into_iter().chain(self.retention.next_deadline_ms(settings)).chain(expiry).min()
+        let groups = self.groups.next_deadline_ms();
+        queues.into_iter().chain(self.retention.next_deadline_ms(settings)).chain(expiry).chain(groups).min()
     }
 
     /// When consumer groups expire that nobody subscribes to.
@@ -177,16 +220,64 @@ impl RunState {
 
 impl Sequencer {
     /// Looks at a finalised rollout anew: who holds it. One that nobody does retires, now or later; one without rows has nothing to
-    /// wait for.
-    pub(super) fn reconsider(&mut self, run_id: &RunId, number: u64, without_rows: bool) {
+    /// wait for. Members of a released group end together.
+    pub(super) fn reconsider(&mut self, run_id: &RunId, number: u64) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let Some(retained) = run.retained.get(&number) else { return };
+        let grouped = retained.group.clone().filter(|_| retained.is_grouped).zip(retained.key.as_ref());
+        if let Some((group, key)) = grouped
+            && let Some(kept) = run.groups.kept(&group)
+        {
+            let Some(release) = kept.group.release() else { return };
+            if kept.stays_together(&key.rollout, retained.attempt) {
+                return self.reconsider_group(run_id, &group, number);
+            }
+            if kept.group.rules().hold_all() {
+                let is_late = !release.counts(&key.rollout, retained.attempt);
+                return self.retire(run_id, number, if is_late { RetiredFor::Late } else { RetiredFor::GroupDropped });
+            }
+        }
+        let (is_held, is_known) = held_and_known(&run.queue, number);
+        // Whoever will never be given it has been told so.
+        let is_known = is_known || is_kept_from_somebody(run, retained);
+        let without_rows = retained.row_count() == 0;
+        if !is_held && (without_rows || (is_known && run.retention.retention_ms == 0)) {
+            return self.retire(run_id, number, RetiredFor::Retention);
+        }
+        self.stands(run_id, number, is_held, is_known);
+    }
+
+    /// The same for a member of a group that was given out: it is held while another is. That they end is a record of its own, by
+    /// the clock, though their run keeps nothing longer: a log that begins in the middle may lack some of them, and what settles the
+    /// last of those.
+    fn reconsider_group(&mut self, run_id: &RunId, group: &GroupId, number: u64) {
+        let Some(run) = self.runs.get_mut(run_id) else { return };
+        let (is_held, is_known) = held_and_known(&run.queue, number);
+        let Some(kept) = run.groups.kept_mut(group) else { return };
+        let was_held = !kept.held.is_empty();
+        if is_held {
+            kept.held.insert(number);
+        } else {
+            kept.held.remove(&number);
+        }
+        let now_held = !kept.held.is_empty();
+        if was_held && now_held {
+            return self.stands(run_id, number, true, true);
+        }
+        let members: Vec<u64> = kept.retained.values().copied().collect();
+        let members = || members.iter().filter_map(|number| Some((number, run.retained.get(number)?)));
+        let has_rows = members().any(|(_, member)| member.row_count() > 0);
+        let together: Vec<u64> = members().filter(|(_, member)| stays_together(run, member)).map(|(n, _)| *n).collect();
+        for number in together {
+            self.stands(run_id, number, now_held, is_known || !has_rows);
+        }
+    }
+
+    /// A finalised rollout stands so from now on.
+    fn stands(&mut self, run_id: &RunId, number: u64, is_held: bool, is_known: bool) {
         let now_ms = self.store.clock.now_ms();
         let Some(run) = self.runs.get_mut(run_id) else { return };
         let Some(retained) = run.retained.get_mut(&number) else { return };
-        let (is_held, is_known) = held_and_known(&run.queue, number);
-        if !is_held && (without_rows || (is_known && run.retention.retention_ms == 0)) {
-            self.retire(run_id, number, RetiredFor::Retention);
-            return;
-        }
         let standing = match (is_held, is_known, retained.standing) {
             (true, _, _) => Standing::Held,
             (false, true, Standing::Settled { since_ms }) => Standing::Settled { since_ms },
@@ -206,10 +297,13 @@ impl Sequencer {
         let Retained { key: Some(key), attempt, group, share, .. } = retained else { return };
         let home = share.home();
         self.needed.ended(home);
+        group.iter().for_each(|group| run.groups.retains(group, &key.rollout, None));
         run.queue.forget_source(&number);
         run.shared.metrics.rollout_ended(match reason {
             RetiredFor::Retention | RetiredFor::Room => RolloutEnd::Retired,
             RetiredFor::Unclaimed => RolloutEnd::Unclaimed,
+            RetiredFor::Late => RolloutEnd::Late,
+            RetiredFor::GroupDropped => RolloutEnd::GroupDropped,
         });
         run.ledger.retired_rollouts += 1;
         run.unclaimed_ended += u64::from(reason == RetiredFor::Unclaimed);
@@ -263,9 +357,12 @@ impl Sequencer {
         let now_ms = self.store.clock.now_ms();
         let Some(run) = self.runs.get_mut(run_id) else { return };
         let mut rollouts: Vec<(RolloutId, u32)> = Vec::new();
-        for number in numbers {
-            let Some(retained) = run.retained.get_mut(number) else { continue };
-            run.retention.put(*number, &mut retained.standing, Standing::Retiring);
+        for number in with_their_groups(run, numbers) {
+            let Some(retained) = run.retained.get_mut(&number) else { continue };
+            if retained.standing == Standing::Retiring {
+                continue;
+            }
+            run.retention.put(number, &mut retained.standing, Standing::Retiring);
             rollouts.extend(retained.key.as_ref().map(|key| (key.rollout.clone(), retained.attempt)));
         }
         if rollouts.is_empty() {
@@ -285,8 +382,10 @@ impl Sequencer {
             let Some(number) = self.number_of(&key, attempt) else { continue };
             let Some(run) = self.runs.get_mut(run_id) else { return };
             let (is_held, is_known) = held_and_known(&run.queue, number);
+            let is_held = is_held || run.retained.get(&number).is_some_and(|member| is_held_by_others(run, member));
             if is_held || (is_known && reason == RetiredFor::Unclaimed) {
-                self.reconsider(run_id, number, false);
+                self.stands(run_id, number, is_held, is_known);
+                self.reconsider(run_id, number);
             } else {
                 self.retire(run_id, number, reason);
             }
@@ -314,7 +413,7 @@ impl Sequencer {
             if let Some(retained) = self.runs.get(run_id).and_then(|run| run.retained.get(&number)) {
                 retained.give_units_back(group.definition());
             }
-            self.reconsider(run_id, number, false);
+            self.reconsider(run_id, number);
         }
         self.stirred.insert(run_id.clone());
         self.subscribe_again(run_id, name);

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::super::encode;
-use super::strategies;
+use super::{groups, strategies};
 use crate::forest::CallRecord;
 use crate::forest::call::{CallFacts, Delta, RecordedPrompt};
+use crate::group::{Decided, GroupRules};
 use crate::ids::{ConsumerGroupId, RolloutId, RunId};
 use crate::log::Record;
 use crate::queue::GroupDefinition;
@@ -123,12 +124,14 @@ proptest! {
         of_rollouts in pair(strategies::rollout_settings),
         of_group in pair(strategies::consumer_group_settings),
         definition in pair(strategies::definition),
+        rules in pair(groups::group_rules),
+        decided in pair(groups::decided),
     ) {
         each_field!(
             RunSettings {
                 rollout, max_deliveries, lease_ms, tombstone_retention_ms, consumer_groups, required_consumer_groups,
                 retention_ms, unclaimed_retention_ms, unclaimed_retention_bytes, consumer_group_idle_expiry_ms,
-                max_lead_groups,
+                max_lead_groups, estimator, drop_zero_variance, group_quorum, group_timeout_ms,
             },
             settings.0,
             settings.1,
@@ -143,6 +146,15 @@ proptest! {
             of_rollouts.0,
             of_rollouts.1,
             |rollout| run(RunSettings { rollout: Arc::new(rollout), ..RunSettings::with_defaults() })
+        );
+        each_field!(
+            GroupRules { estimator, drop_zero_variance, quorum, timeout_ms, has_group_units },
+            rules.0,
+            rules.1,
+            |rules| groups::record_of(Decided { rules, ..decided.0.clone() })
+        );
+        each_field!(
+            Decided { rules, released_for, size, counted, absences, absent }, decided.0, decided.1, groups::record_of
         );
         each_field!(
             ConsumerGroupSettings { policy, unit, max_row_tokens, max_staleness_versions, start }, of_group.0, of_group.1, of_consumer_group

@@ -3,6 +3,7 @@
 mod damage;
 mod fields;
 mod frozen;
+mod groups;
 mod round_trip;
 mod samples;
 mod speed;
@@ -45,6 +46,9 @@ fn in_bits(record: &Record) -> (Record, Vec<u64>) {
             | RolloutRecord::Conflict(_)
             | RolloutRecord::Decision(_) => {}
         }
+    }
+    if let Record::GroupReleased { decided, .. } = &mut record {
+        bits.extend(decided.counted.iter_mut().map(|counted| std::mem::take(&mut counted.reward).to_bits()));
     }
     (record, bits)
 }

@@ -7,7 +7,7 @@ use crate::forest::CallRecord;
 use crate::forest::call::{CallFacts, Delta, Link, RecordedPrompt, VersionSpan};
 use crate::forest::digest::Digest;
 use crate::forest::plan::SharedCallOwner;
-use crate::group::Member;
+use crate::group::{GroupRules, Member};
 use crate::ids::{AgentId, CallId, ConsumerGroupId, GroupId, Name, RolloutId, RolloutRef, RunId};
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
 use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, GroupSnapshot, Position, Record, RetiredFor};
@@ -23,7 +23,7 @@ use crate::rollout::settings::{
     UnreadAnswersRule,
 };
 
-fn run() -> RunId {
+pub(super) fn run() -> RunId {
     RunId::parse("run-1").unwrap()
 }
 
@@ -79,7 +79,13 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
         ("sought", Record::Sought { run, consumer_group: consumer_group.clone(), to: Position(4711) }),
     ];
     later.extend(of_credits().into_iter().map(|(name, record)| (name, rollout(record))));
-    for (_, record) in samples() {
+    for (name, record) in samples() {
+        if name == "run"
+            && let Record::Run { settings, .. } = &record
+        {
+            let opened = samples().into_iter().find(|(name, _)| *name == "rollout_opened").unwrap();
+            later.extend(super::groups::group_samples(settings, opened.1));
+        }
         if let Record::Run { run, settings_version, settings } = record {
             let settings = RunSettings {
                 required_consumer_groups: vec![consumer_group.clone()],
@@ -204,6 +210,7 @@ fn of_runs() -> Vec<(&'static str, Record)> {
         group: Some(group.clone()),
         settings_version: 3,
         group_size: None,
+        group_rules: None,
     };
     vec![
         ("run", Record::Run { run: run(), settings_version: 3, settings: Arc::new(settings) }),
@@ -217,6 +224,13 @@ fn of_runs() -> Vec<(&'static str, Record)> {
 fn with_size(mut opened: Record) -> Record {
     if let Record::RolloutOpened { group_size, .. } = &mut opened {
         *group_size = Some(8);
+    }
+    opened
+}
+
+pub(super) fn with_rules(mut opened: Record, rules: GroupRules) -> Record {
+    if let Record::RolloutOpened { group_rules, .. } = &mut opened {
+        *group_rules = Some(rules);
     }
     opened
 }

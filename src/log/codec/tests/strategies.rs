@@ -8,6 +8,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::groups::{group_rules, of_groups};
 use crate::forest::CallRecord;
 use crate::forest::call::{CallFacts, Delta, Link, RecordedPrompt, VersionSpan};
 use crate::forest::digest::Digest;
@@ -250,7 +251,7 @@ pub(super) fn rollout_settings() -> BoxedStrategy<RolloutSettings> {
 }
 
 pub(super) fn consumer_group_settings() -> BoxedStrategy<ConsumerGroupSettings> {
-    let unit = select(&[Unit::Row, Unit::Rollout]);
+    let unit = select(&[Unit::Row, Unit::Rollout, Unit::Group]);
     let start = select(&[StartPosition::Earliest, StartPosition::Latest]);
     (option::of(id!(Name)), unit, any::<(Option<u32>, Option<u64>)>(), start)
         .prop_map(|(policy, unit, (max_row_tokens, max_staleness_versions), start)| ConsumerGroupSettings {
@@ -267,8 +268,9 @@ pub(super) fn run_settings() -> BoxedStrategy<RunSettings> {
     let groups = vec((id!(ConsumerGroupId), consumer_group_settings()), 0..3);
     let required = vec(id!(ConsumerGroupId), 0..3);
     let retained = any::<(u64, u64, Option<u64>, u64, Option<u32>)>();
-    (rollout_settings(), any::<(u32, u64, u64)>(), groups, required, retained)
-        .prop_map(|(rollout, numbers, consumer_groups, required_consumer_groups, retained)| RunSettings {
+    let numbers = any::<(u32, u64, u64)>();
+    (rollout_settings(), numbers, groups, required, retained, group_rules())
+        .prop_map(|(rollout, numbers, consumer_groups, required_consumer_groups, retained, rules)| RunSettings {
             rollout: Arc::new(rollout),
             max_deliveries: numbers.0,
             lease_ms: numbers.1,
@@ -280,12 +282,16 @@ pub(super) fn run_settings() -> BoxedStrategy<RunSettings> {
             unclaimed_retention_bytes: retained.2,
             consumer_group_idle_expiry_ms: retained.3,
             max_lead_groups: retained.4,
+            estimator: rules.estimator,
+            drop_zero_variance: rules.drop_zero_variance,
+            group_quorum: rules.quorum,
+            group_timeout_ms: rules.timeout_ms,
         })
         .boxed()
 }
 
 pub(super) fn definition() -> BoxedStrategy<GroupDefinition> {
-    let unit = select(&[UnitKind::Row, UnitKind::Rollout]);
+    let unit = select(&[UnitKind::Row, UnitKind::Rollout, UnitKind::Group]);
     (option::of(text()), unit, any::<(Option<u32>, bool, u32, Option<u64>)>())
         .prop_map(|(policy, unit, rest)| GroupDefinition {
             policy,
@@ -308,14 +314,19 @@ fn of_runs() -> BoxedStrategy<Record> {
             Record::Run { run, settings_version, settings: Arc::new(settings) }
         }),
         id!(RunId).prop_map(|run| Record::RunDeleted { run }),
-        (id!(RunId), id!(GroupId), any::<u32>()).prop_map(|(run, group, size)| Record::GroupSize { run, group, size }),
-        (id!(RunId), id!(RolloutId), any::<(u32, u64, Option<u32>)>(), option::of(id!(GroupId))).prop_map(
-            |(run, rollout, (attempt, settings_version, group_size), group)| {
-                Record::RolloutOpened { run, rollout, attempt, group, settings_version, group_size }
-            }
-        ),
+        of_groups(),
+        opened(),
     ]
     .boxed()
+}
+
+fn opened() -> BoxedStrategy<Record> {
+    let of_group = (option::of(id!(GroupId)), option::of(group_rules()));
+    (id!(RunId), id!(RolloutId), any::<(u32, u64, Option<u32>)>(), of_group)
+        .prop_map(|(run, rollout, (attempt, settings_version, group_size), (group, group_rules))| {
+            Record::RolloutOpened { run, rollout, attempt, group, settings_version, group_size, group_rules }
+        })
+        .boxed()
 }
 
 fn of_consumer_groups() -> BoxedStrategy<Record> {

@@ -13,6 +13,7 @@ use crate::telemetry::{CallCounts, RowCounts};
 
 use super::super::answer::text;
 use super::super::fields::{duration, duration_ms, identifier, known, optional_identifier, timestamp};
+use super::super::groups::figures;
 use super::super::trainer;
 
 /// Which rollouts a list shows.
@@ -203,23 +204,29 @@ pub fn group(look: &GroupLook) -> v1::GroupSummary {
         attempt: *attempt,
         reason: reason.clone(),
     };
-    let release = if look.is_over { v1::GroupRelease::Whole } else { v1::GroupRelease::Unspecified };
-    v1::GroupSummary {
-        figures: Some(v1::GroupFigures {
+    let as_of_now = || {
+        let release = if look.is_over { v1::GroupRelease::Whole } else { v1::GroupRelease::Unspecified };
+        v1::GroupFigures {
             group_id: look.group.to_string(),
             group_size: look.size,
             counted_rollouts: look.finalised.1,
             absences: look.out.0.iter().map(absence).collect(),
             release: release.into(),
+            reward_mean: look.statistics.mean,
+            reward_standard_deviation: look.statistics.standard_deviation,
             degenerate: look.size == Some(1),
-            ..v1::GroupFigures::default()
-        }),
+        }
+    };
+    let released = look.release.as_ref().map(|release| figures(&look.group, release));
+    let dropped = look.release.as_ref().and_then(|release| release.dropped());
+    v1::GroupSummary {
+        figures: Some(released.unwrap_or_else(as_of_now)),
         open_rollout_ids: ids(&look.open),
         finalised_rollout_ids: ids(&look.finalised),
         open_places: look.open_places,
-        drop_reason: String::new(),
+        drop_reason: dropped.map_or_else(String::new, |why| why.as_str().to_owned()),
         open_time: Some(timestamp(look.opened_unix_ms)),
-        timeout_after: None,
+        timeout_after: look.timeout_after_ms.map(duration),
         open_rollouts: look.open.1,
         finalised_rollouts: look.finalised.1,
         out_rollouts: look.out.1,
