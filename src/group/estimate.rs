@@ -66,11 +66,7 @@ impl Estimator {
 
 #[cfg(test)]
 mod tests {
-    #![expect(
-        clippy::float_cmp,
-        clippy::unwrap_used,
-        reason = "these numbers are exact, and a test fails by panicking"
-    )]
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
 

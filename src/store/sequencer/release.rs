@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::group::{Decided, GroupRules, Release};
-use crate::ids::{GroupId, RolloutId, RunId};
+use crate::ids::{GroupId, Name, RolloutId, RunId};
 use crate::log::{Position, Record};
 use crate::queue::{DropReason, GroupDefinition, UnitKind};
 
@@ -84,25 +84,29 @@ pub(super) fn whole_unit(
     let Some((group, kept, release)) = released else { return (vec![rows], None) };
     let counted = |(rollout, number): (&RolloutId, &u64)| {
         let member = retained.get(number).filter(|member| release.counts(rollout, member.attempt))?;
-        Some((member.key.as_ref()?, member))
+        Some((member.key.clone()?, member))
     };
-    let members: Vec<_> = kept.retained.iter().filter_map(counted).collect();
-    let sums = kept.sums.entry(definition.max_row_tokens).or_insert_with(|| Arc::new(sums_of(&members, definition)));
-    let of_unit = Arc::new(GroupOfUnit { group, release: Arc::clone(&release), sums: Arc::clone(sums) });
+    let members = || kept.retained.iter().filter_map(counted);
+    let sums = match kept.sums.get(&definition.max_row_tokens) {
+        Some(sums) => Arc::clone(sums),
+        None => Arc::new(sums_of(members().map(|(_, member)| member), definition)),
+    };
     let all = match takes_groups {
         false => vec![rows],
         true => {
-            let all = members.iter().map(|(key, member)| member.rows_for(key, definition));
+            let all = members().map(|(key, member)| member.rows_for(&key, definition));
             all.filter(|rows| rows.plans.iter().any(|plan| !plan.rows.is_empty())).collect()
         }
     };
+    kept.sums.insert(definition.max_row_tokens, Arc::clone(&sums));
+    let of_unit = Arc::new(GroupOfUnit { group, release: Arc::clone(&release), sums });
     (all, Some(of_unit))
 }
 
-fn sums_of<K>(members: &[(K, &Retained)], definition: &GroupDefinition) -> BTreeMap<crate::ids::Name, GroupSums> {
+fn sums_of<'a>(members: impl Iterator<Item = &'a Retained>, definition: &GroupDefinition) -> BTreeMap<Name, GroupSums> {
     let of_every_policy = GroupDefinition { policy: None, ..definition.clone() };
     let mut sums: BTreeMap<_, GroupSums> = BTreeMap::new();
-    for (_, member) in members {
+    for member in members {
         for plan in member.plans_for(&of_every_policy, &member.finalised.now()) {
             let of_policy = sums.entry(plan.policy.clone()).or_default();
             of_policy.rows += plan.rows.len() as u64;
