@@ -4,7 +4,8 @@
 //! it, which whoever is served by this one would wait for. Few are read so at once, and the next ones wait until these have their
 //! room.
 
-use bytes::Bytes;
+use std::sync::Arc;
+
 use prost::Message as _;
 use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
@@ -15,7 +16,7 @@ use crate::log::Position;
 use crate::proto::v1;
 
 use super::harness::{Checked, checked, is_seal, weight};
-use super::receive::{WholeRequest, batch, is_long_batch};
+use super::receive::{WholeRequest, is_long_batch, long_batch, short_batch};
 use super::turns::Turn;
 use super::{Shared, refused};
 
@@ -44,11 +45,11 @@ impl Read {
 }
 
 impl Batch {
-    fn of(message: Bytes, each: impl Fn(v1::ReportRequest) -> Read) -> Result<Self, Refusal> {
-        let requests = batch(message)?.requests;
+    fn of(batch: v1::ReportBatchRequest, each: impl Fn(v1::ReportRequest) -> Read) -> Self {
+        let requests = batch.requests;
         let seals = requests.iter().filter(|request| is_seal(request.event.as_ref())).count();
         let weight = requests.iter().map(weight).sum();
-        Ok(Self { requests: requests.into_iter().map(each).collect(), seals, weight })
+        Self { requests: requests.into_iter().map(each).collect(), seals, weight }
     }
 }
 
@@ -60,22 +61,29 @@ impl Shared {
     pub(super) async fn answer_batch(&self, request: WholeRequest) -> Result<v1::ReportBatchResponse, Status> {
         let arrived_us = self.store.clock().now_us();
         let message = request.message.clone();
-        let mut apart = None;
+        // All at once: batches that each held some and waited for more would wait for each other.
+        // Room for answers first, since clients may leave those unread: who waits for it holds nothing that others wait for.
+        let (mut answers_room, mut turn) = (None, None);
         let batch = if is_long_batch(&message) {
+            answers_room =
+                self.answers_room(answers_bytes(limits::BATCH_REQUESTS_MAX, limits::BATCH_REQUESTS_MAX)).await;
             // The semaphore is never closed.
-            apart = self.long_messages.acquire().await.ok();
-            let read = move || Batch::of(message, |request| Read::Checked(checked(request)));
+            turn = self.long_messages.acquire().await.ok();
+            let each = |request| Read::Checked(checked(request));
+            let read = move || long_batch(message).map(|batch| Batch::of(batch, each));
             let gone = |_| refused(Refusal::new(Reason::Internal, "the batch cannot be read"));
             tokio::task::spawn_blocking(read).await.map_err(gone)?
         } else {
-            Batch::of(message, Read::Decoded)
+            short_batch(message).map(|batch| Batch::of(batch, Read::Decoded))
         };
         let Batch { requests, seals, weight } = batch.map_err(refused)?;
-        // All at once: batches that each held some and waited for more would wait for each other.
-        // Their answers first: who waits for that holds nothing that others wait for.
-        let _answers = self.batch_answers(requests.len(), seals).await;
+        let answers_bytes = answers_bytes(requests.len(), seals);
+        let _answers_room = match answers_room {
+            Some(mut most) => most.split(answers_bytes),
+            None => self.answers_room(answers_bytes).await,
+        };
         let _in_flight = self.in_flight(weight).await;
-        drop((request, apart));
+        drop((request, turn));
         let (answers, last) = self.answer_all(requests).await;
         self.store.durable(last).await;
         self.answered_durably(arrived_us);
@@ -102,10 +110,14 @@ impl Shared {
         (answers, last)
     }
 
-    /// Room for the answers to so many requests, until all are durable and leave together.
-    async fn batch_answers(&self, requests: usize, seals: usize) -> Option<OwnedSemaphorePermit> {
-        let lists = (seals * limits::ANSWER_BYTES_MAX).min(limits::BATCH_LISTS_BYTES_MAX + limits::ANSWER_BYTES_MAX);
-        let bytes = requests * limits::BATCH_ANSWER_BYTES + lists;
-        std::sync::Arc::clone(&self.answers).acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX)).await.ok()
+    /// Room for the answers to a batch, until all are durable and leave together.
+    async fn answers_room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.answers).acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX)).await.ok()
     }
+}
+
+/// What the answers to so many requests, of which so many are seals, take at most.
+fn answers_bytes(requests: usize, seals: usize) -> usize {
+    let lists = (seals * limits::ANSWER_BYTES_MAX).min(limits::BATCH_LISTS_BYTES_MAX + limits::ANSWER_BYTES_MAX);
+    requests * limits::BATCH_ANSWER_BYTES + lists
 }

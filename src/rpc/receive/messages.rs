@@ -78,12 +78,20 @@ pub(in crate::rpc) fn is_long_batch(message: &Bytes) -> bool {
     scan::is_long(lists::of_method(BATCH), message)
 }
 
-/// A batch that was sent, decoded.
+/// A long batch that was sent, decoded. Whoever gathered it has not counted it.
 ///
 /// # Errors
 /// If it is none, or lists too much.
-pub(in crate::rpc) fn batch(message: Bytes) -> Result<v1::ReportBatchRequest, Refusal> {
+pub(in crate::rpc) fn long_batch(message: Bytes) -> Result<v1::ReportBatchRequest, Refusal> {
     scan::batch(lists::of_method(BATCH), &message)?;
+    decoded(message)
+}
+
+/// A batch that is not long, decoded.
+///
+/// # Errors
+/// If it is none.
+pub(in crate::rpc) fn short_batch(message: Bytes) -> Result<v1::ReportBatchRequest, Refusal> {
     decoded(message)
 }
 

@@ -45,7 +45,9 @@ use super::harness::Harness;
 use gather::{Gather, Whole};
 use room::Room;
 
-pub(super) use messages::{Messages, Received, WholeRequest, batch, is_long, is_long_batch, messages, received, whole};
+pub(super) use messages::{
+    Messages, Received, WholeRequest, is_long, is_long_batch, long_batch, messages, received, short_batch, whole,
+};
 pub(super) use room::ConnectionRoom;
 pub(super) use scan::Told;
 

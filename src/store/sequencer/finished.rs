@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::group::Member;
-use crate::ids::{ConsumerGroupId, GroupId, RunId};
+use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RunId};
 use crate::limits;
 use crate::log::{Position, RetiredFor};
 use crate::queue::{ConsumerGroup, DropReason, GroupDefinition, QueueEffect, UnitId};
@@ -14,7 +14,6 @@ use crate::telemetry::{EndReason, RolloutEnd};
 
 use super::super::effect::{Ended, FinalisedNow, Outcome};
 use super::super::{RolloutKey, Slot, figures};
-use super::groups::KeptGroup;
 use super::news::About;
 use super::release::Gift;
 use super::units::left_out;
@@ -299,9 +298,14 @@ impl Sequencer {
     }
 
     fn group_was_retired(&self, run_id: &RunId, unit: &UnitId) -> bool {
-        let of_run = crate::ids::unit_group(unit.as_str()).filter(|(of_run, _)| of_run == run_id);
-        let kept = of_run.and_then(|(_, group)| self.runs.get(run_id)?.groups.kept(&group));
-        let was_given_out = |kept: &KeptGroup| kept.group.release().is_some_and(|release| release.dropped().is_none());
-        kept.is_some_and(|kept| was_given_out(kept) && kept.retained.is_empty())
+        let Some((of_run, group)) = crate::ids::unit_group(unit.as_str()) else { return false };
+        let Some(run) = self.runs.get(run_id).filter(|_| of_run == *run_id) else { return false };
+        let Some(kept) = run.groups.kept(&group) else { return false };
+        let was_given_out = kept.group.release().is_some_and(|release| release.dropped().is_none());
+        // A late member was never in it, and may end after it.
+        let is_in_it = |(rollout, number): (&RolloutId, &u64)| {
+            run.retained.get(number).is_some_and(|retained| kept.stays_together(rollout, retained.attempt))
+        };
+        was_given_out && !kept.retained.iter().any(is_in_it)
     }
 }
