@@ -254,9 +254,11 @@ impl Shared {
         self.room_changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Whether what is queued, and a whole segment for what is essential, fit into what is allocated.
+    /// Whether what is queued, and a whole segment for what is essential, fit into what is allocated; and, once there will be no
+    /// more, another one to write forward what holds the oldest: else whoever is faster than that would have it never happen.
     pub(super) fn has_ample_room(&self) -> bool {
-        self.queued_bytes() + self.options.segment_bytes <= self.free_bytes() + SEGMENT_HEADER_BYTES
+        let kept_segments = if self.full.load(Ordering::Relaxed) { 2 } else { 1 };
+        self.queued_bytes() + kept_segments * self.options.segment_bytes <= self.free_bytes() + SEGMENT_HEADER_BYTES
     }
 
     /// Whether what is queued, so many bytes more, and half a segment for what is essential, fit into what is allocated.
