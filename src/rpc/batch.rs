@@ -63,12 +63,13 @@ impl Shared {
         let message = request.message.clone();
         // All at once: batches that each held some and waited for more would wait for each other.
         // Room for answers first, since clients may leave those unread: who waits for it holds nothing that others wait for.
-        let (mut answers_room, mut turn) = (None, None);
+        let (mut answers_room, mut turns) = (None, None);
         let batch = if is_long_batch(&message) {
+            // The semaphores are never closed. Few long ones stand in line for room: each asks for the most that a batch may need.
+            let among_batches = self.long_batches.acquire().await.ok();
             answers_room =
                 self.answers_room(answers_bytes(limits::BATCH_REQUESTS_MAX, limits::BATCH_REQUESTS_MAX)).await;
-            // The semaphore is never closed.
-            turn = self.long_messages.acquire().await.ok();
+            turns = Some((among_batches, self.long_messages.acquire().await.ok()));
             let each = |request| Read::Checked(checked(request));
             let read = move || long_batch(message).map(|batch| Batch::of(batch, each));
             let gone = |_| refused(Refusal::new(Reason::Internal, "the batch cannot be read"));
@@ -83,7 +84,7 @@ impl Shared {
             None => self.answers_room(answers_bytes).await,
         };
         let _in_flight = self.in_flight(weight).await;
-        drop((request, turn));
+        drop((request, turns));
         let (answers, last) = self.answer_all(requests).await;
         self.store.durable(last).await;
         self.answered_durably(arrived_us);

@@ -69,6 +69,8 @@ pub struct Shared {
     pub lanes: Lanes,
     /// Long messages that may be read at once.
     pub long_messages: Arc<Semaphore>,
+    /// Long batches that may wait for room for their answers at once, and then be read.
+    pub long_batches: Arc<Semaphore>,
 }
 
 /// Counts streams, so that a drain can wait for their end.
@@ -118,6 +120,7 @@ impl Shared {
             readiness,
             lanes: Lanes::new(),
             long_messages: Arc::new(Semaphore::new(at_once(limits::LONG_MESSAGES_AT_ONCE_MAX))),
+            long_batches: Arc::new(Semaphore::new(at_once(limits::LONG_MESSAGES_AT_ONCE_MAX))),
         }
     }
 
