@@ -115,8 +115,6 @@ pub const MEMORY_EVICT_WAIT_PERCENT: u64 = 78;
 /// Percent of the memory budget above which what is acknowledged is not retained any longer: before openings are refused, and only
 /// where tokens that leave memory do not suffice.
 pub const MEMORY_RETIRE_PERCENT: u64 = 76;
-/// Bytes of memory that are made of one byte of the log at most: short calls take some four times what their records do.
-pub const MEMORY_BYTES_PER_LOG_BYTE: u64 = 4;
 /// A rollout is idle that was not used for so long.
 pub const EVICTED_IDLE_MS: u64 = 1000;
 /// What a rollout's tokens must take to be worth letting go of: about what stays of it.
@@ -307,6 +305,11 @@ pub const LOG_BUDGET_BYTES: u64 = 64 << 30;
 pub const LOG_SPARE_RETRY_MS: u64 = 1000;
 /// A batch of the log takes no more frames beyond this; a larger frame is a batch of its own.
 pub const LOG_BATCH_BYTES: usize = 1 << 20;
+/// Batches of records that are decoded before they are applied, when a log is read; each of about [`LOG_BATCH_BYTES`], and one frame
+/// more at most.
+pub const LOG_AHEAD_BATCHES_MAX: usize = 2;
+/// Records in such a batch.
+pub const LOG_AHEAD_BATCH_RECORDS: usize = 512;
 /// How long the first frame of a batch waits for others while nothing is being written.
 pub const LOG_LINGER_US: u64 = 0;
 /// Largest payload of a frame of the log: a message, and what a record adds to it.

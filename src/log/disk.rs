@@ -3,15 +3,17 @@
 //! Owns nothing but the bytes between the two: what a frame's payload is. Eight bytes of time, little-endian milliseconds since
 //! the Unix epoch, then the record as [`super::codec`] writes it.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use super::ahead::visit_aside;
 use super::codec::{self, CodecError, Encoding, Fault};
 use super::segments::storage::Storage;
 use super::segments::{Failure, Figures, OpenError, Options, Progress, Recovered, Room, SegmentLog};
-use super::{Dated, Frame, Log, LogError, Look, Position, Record, Visit};
+use super::{Dated, Frame, Log, LogError, Look, Position, Record, Visit, VisitAside};
 use crate::limits;
 
 /// Records in segment files.
@@ -20,25 +22,50 @@ pub struct DiskLog {
 }
 
 impl DiskLog {
-    /// Opens the log in a directory and shows every record, in order. Reads from the disk: not for an async thread.
+    /// Opens the log in a directory and shows every record, in order, on a thread beside this one, which waits for the disk. `keeps` is
+    /// asked when all were shown: from the position that it says on, they can be read again until [`Log::truncate_before`] is called.
     ///
     /// # Errors
-    /// If another process has it, it is damaged, or holds what this build cannot read; says where.
+    /// If another process has it, it is damaged, or holds what this build cannot read; says where. By then all before that was shown.
     pub fn open(
         storage: Arc<dyn Storage>,
         options: Options,
         progress: &Progress,
-        visit: &mut Visit<'_>,
+        visit: &mut VisitAside<'_>,
+        keeps: impl FnOnce() -> Option<Position>,
     ) -> Result<(Self, Recovered), LogError> {
-        let opened = SegmentLog::open(storage, options, progress, |position, kind, payload| {
-            visit(position, dated(kind, payload)?);
-            Ok::<_, CodecError>(())
+        let opened = visit_aside(visit, |ahead| {
+            let ahead = RefCell::new(ahead);
+            let decode = |position, kind, payload: &[u8]| {
+                ahead.borrow_mut().put(position, dated(kind, payload)?, payload.len());
+                Ok::<_, CodecError>(())
+            };
+            SegmentLog::open_and_keep(storage, options, progress, decode, || {
+                ahead.borrow_mut().finish();
+                keeps()
+            })
         });
         match opened {
             Ok((segments, recovered)) => Ok((Self { segments }, recovered)),
             Err(OpenError::Log(error)) => Err(LogError::Segments(error)),
             Err(OpenError::Visit { position, error }) => Err(LogError::Record { position, error }),
         }
+    }
+
+    /// Shows every record from this position on, in order, on a thread beside this one, which waits for the disk.
+    ///
+    /// # Errors
+    /// If they are not kept, or the disk does not give them back. By then all before that was shown.
+    pub fn read_aside(&self, from: Position, visit: &mut VisitAside<'_>) -> Result<(), LogError> {
+        visit_aside(visit, |ahead| {
+            let mut reader = self.segments.read(from)?;
+            while let Some(frame) = reader.next_frame()? {
+                let position = frame.position;
+                let dated = dated(frame.kind, &frame.payload).map_err(|error| LogError::Record { position, error })?;
+                ahead.put(position, dated, frame.payload.len());
+            }
+            Ok(())
+        })
     }
 
     /// Why nothing becomes durable any more, once that is so.

@@ -6,6 +6,7 @@
 //!
 //! Owns: the order of records. Never does: know what a record means.
 
+mod ahead;
 pub mod codec;
 pub mod disk;
 pub mod journal;
@@ -381,6 +382,9 @@ pub enum LogError {
 
 /// Takes records in order, as they are read.
 pub type Visit<'a> = dyn FnMut(Position, Dated) + 'a;
+
+/// The same, on another thread than that which reads.
+pub type VisitAside<'a> = dyn FnMut(Position, Dated) + Send + 'a;
 
 /// The same, and says whether to go on.
 pub type Look<'a> = dyn FnMut(Position, Dated) -> ControlFlow<()> + 'a;

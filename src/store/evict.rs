@@ -165,12 +165,6 @@ impl Store {
         self.memory.is_above(self.eviction.idle_above_percent)
     }
 
-    /// Whether all that a log of so many bytes may make stays below the marks.
-    pub(super) fn has_room_for_log(&self, bytes: u64) -> bool {
-        let most = bytes.saturating_mul(limits::MEMORY_BYTES_PER_LOG_BYTE);
-        most <= self.memory.percent(self.eviction.idle_above_percent)
-    }
-
     /// Lets go of the tokens of rollouts that were used least recently while memory is above its marks, but for those of `own`, which
     /// was just used. No lock may be held.
     pub(super) fn make_room(&self, own: Option<&RolloutKey>) {

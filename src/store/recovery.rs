@@ -1,19 +1,17 @@
 //! Opens the log on disk and builds the state again from all that it holds.
 //!
-//! Where all that the log may make fits into memory, records are applied while the log is looked through. Else it is looked through
-//! first, and then read once more from where it begins: from then on it gives tokens back, so that they may leave memory while it is
-//! applied, as they do in a service that serves.
+//! Records are applied while the log is looked through, as long as what they make fits into memory. What does not is applied once the
+//! log is open: from then on it gives tokens back, so that they may leave memory meanwhile, as they do in a service that serves.
 //!
-//! The service reads on a thread of its own, so that health and progress are answered meanwhile.
+//! The service reads on threads of its own, so that health and progress are answered meanwhile: one reads and decodes, one applies.
 
-use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::oneshot;
 
 use crate::log::disk::DiskLog;
 use crate::log::segments::storage::Storage;
-use crate::log::segments::{Options, Progress, Recovered, SegmentLog};
+use crate::log::segments::{Options, Progress, Recovered};
 use crate::log::{Log, LogError, Position};
 
 use super::sequencer::Sequencer;
@@ -48,7 +46,7 @@ pub async fn recover(
     result.await.unwrap_or(Err(LogError::GivenUp))
 }
 
-/// The same on this thread, which waits for the disk.
+/// The same on this thread, which waits for the disk, and one beside it.
 ///
 /// # Errors
 /// As [`recover`].
@@ -58,38 +56,46 @@ pub fn read(
     progress: &Progress,
     mut sequencer: Sequencer,
 ) -> Result<Recovery, LogError> {
-    let fits = sequencer.store().has_room_for_log(SegmentLog::estimate_bytes(&*storage)?);
+    // Where what was applied ends, once it fills memory.
+    let left_from = OnceLock::new();
     let mut visit = |position, dated| {
-        if fits {
+        if left_from.get().is_none() && sequencer.store().lacks_room() {
+            left_from.get_or_init(|| position);
+        }
+        if left_from.get().is_none() {
             sequencer.replay_record(position, dated);
         }
     };
-    let opened = DiskLog::open(storage, options, progress, &mut visit);
+    let opened = DiskLog::open(storage, options, progress, &mut visit, || left_from.get().copied());
     let (log, recovered) = opened.inspect_err(|_| drop(sequencer.replay_ends()))?;
     let (log, last) = (Arc::new(log), Position(recovered.next_position.0.saturating_sub(1)));
-    if !fits {
-        read_again(&log, last, progress, &mut sequencer)?;
+    if let Some(from) = left_from.get().copied() {
+        read_the_rest(&log, (from, last), progress, &mut sequencer)?;
+        log.truncate_before(recovered.first_position);
     }
     sequencer.replay_ends()?;
     Ok(Recovery { sequencer, log, last, recovered })
 }
 
-/// Applies all records of a log that was looked through, with tokens leaving memory and coming back.
-fn read_again(
+/// Applies what is left of a log that was looked through, from the first of these positions to the second, with tokens leaving memory
+/// and coming back.
+fn read_the_rest(
     log: &Arc<DiskLog>,
-    last: Position,
+    (from, last): (Position, Position),
     progress: &Progress,
     sequencer: &mut Sequencer,
 ) -> Result<(), LogError> {
     sequencer.store().read_from(Arc::clone(log) as Arc<dyn Log>);
-    let (bytes, first) = (progress.total_bytes(), log.first_position());
-    progress.begin(2 * bytes);
-    let records = last.0.saturating_sub(first.0).max(1);
-    log.read(first, &mut |position, dated| {
+    let bytes = progress.total_bytes();
+    let records = last.0.saturating_sub(log.first_position().0).max(1);
+    // By then each record is taken to have as many bytes as any other.
+    let bytes_of = |records_read: u64| {
+        u64::try_from(u128::from(records_read) * u128::from(bytes) / u128::from(records)).unwrap_or(bytes)
+    };
+    progress.begin(bytes + bytes_of(last.0.saturating_sub(from.0)));
+    log.read_aside(from, &mut |position, dated| {
         sequencer.replay_record(position, dated);
         sequencer.store().make_room(None);
-        let share = u128::from(position.0 - first.0) * u128::from(bytes) / u128::from(records);
-        progress.reached(bytes + u64::try_from(share).unwrap_or(bytes));
-        ControlFlow::Continue(())
+        progress.reached(bytes + bytes_of(position.0 - from.0));
     })
 }

@@ -88,14 +88,6 @@ enum Workers {
 }
 
 impl SegmentLog {
-    /// The bytes that opening this log will read.
-    ///
-    /// # Errors
-    /// If the directory cannot be read.
-    pub fn estimate_bytes(storage: &dyn Storage) -> Result<u64, SegmentError> {
-        open::estimate_bytes(storage)
-    }
-
     /// Takes the directory, reads the log and shows every frame, in order, then makes it ready to be written.
     ///
     /// # Errors
@@ -104,7 +96,22 @@ impl SegmentLog {
         storage: Arc<dyn Storage>,
         options: Options,
         progress: &Progress,
+        visit: impl FnMut(Position, u8, &[u8]) -> Result<(), E>,
+    ) -> Result<(Self, Recovered), OpenError<E>> {
+        Self::open_and_keep(storage, options, progress, visit, || None)
+    }
+
+    /// The same. `keeps` is asked when every frame was shown: from the position that it says on all can be read again, also what is not
+    /// wanted any more ([`Recovered::first_position`]), until [`SegmentLog::truncate_before`] is called.
+    ///
+    /// # Errors
+    /// As [`SegmentLog::open`].
+    pub fn open_and_keep<E>(
+        storage: Arc<dyn Storage>,
+        options: Options,
+        progress: &Progress,
         mut visit: impl FnMut(Position, u8, &[u8]) -> Result<(), E>,
+        keeps: impl FnOnce() -> Option<Position>,
     ) -> Result<(Self, Recovered), OpenError<E>> {
         let options = options.within_limits();
         let lock = storage.lock().map_err(|error| {
@@ -116,7 +123,7 @@ impl SegmentLog {
             }
         })?;
         let drive = options.drive;
-        let open::Opened { shared, writer, recovered } = open::open(storage, options, progress, &mut visit)?;
+        let open::Opened { shared, writer, recovered } = open::open(storage, options, progress, &mut visit, keeps)?;
         let keeper = Keeper { shared: Arc::clone(&shared) };
         keeper.turn()?;
         let workers = match drive {

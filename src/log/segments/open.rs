@@ -34,17 +34,13 @@ pub(super) struct Opened {
     pub(super) recovered: Recovered,
 }
 
-/// The bytes of segments that opening this log reads.
-pub(super) fn estimate_bytes(storage: &dyn Storage) -> Result<u64, SegmentError> {
-    Ok(find(storage)?.iter().map(|file| file.bytes).sum())
-}
-
 /// Reads the log, mends its end, and makes it ready to be written.
 pub(super) fn open<E>(
     storage: Arc<dyn Storage>,
     options: Options,
     progress: &Progress,
     visit: &mut impl FnMut(Position, u8, &[u8]) -> Result<(), E>,
+    keeps: impl FnOnce() -> Option<Position>,
 ) -> Result<Opened, OpenError<E>> {
     remove_unfinished(&*storage)?;
     let mut files = find(&*storage)?;
@@ -74,11 +70,15 @@ pub(super) fn open<E>(
     }));
     let cut = blank_behind(&*storage, &files, &cursor, &ahead)?;
     rewrite(&*storage, unproven)?;
-    let leaving = unwanted.iter().chain(&files).filter(|file| file.number < cursor.oldest_segment);
-    let leaving = leaving.map(|file| (file.number, file.bytes)).collect();
-    segments.retain(|segment| segment.number >= cursor.oldest_segment);
-
     let next_position = cursor.position.unwrap_or(1);
+    let wanted = segments.iter().find(|segment| segment.number >= cursor.oldest_segment);
+    let first_position = Position(wanted.map_or(next_position, |segment| segment.first_position));
+    let oldest = keeps().and_then(|from| segments.iter().rfind(|segment| segment.first_position <= from.0));
+    let oldest = oldest.map_or(cursor.oldest_segment, |kept| kept.number.min(cursor.oldest_segment));
+    let leaving = unwanted.iter().chain(&files).filter(|file| file.number < oldest);
+    let leaving = leaving.map(|file| (file.number, file.bytes)).collect();
+    segments.retain(|segment| segment.number >= oldest);
+
     let mut ready = VecDeque::new();
     for found in files.iter().skip(cursor.index) {
         let name = segment_name(found.number);
@@ -88,7 +88,6 @@ pub(super) fn open<E>(
     let active = ready.pop_front().ok_or(SegmentError::Full { bytes: options.segment_bytes })?;
     let table = Table { segments, spares: ready, leaving };
     let epoch = ahead.epoch.saturating_add(1);
-    let first_position = Position(table.segments.front().map_or(next_position, |segment| segment.first_position));
     let recovered = Recovered { first_position, next_position: Position(next_position), epoch, cut, dropped };
     let beginning = Beginning { table, log_id, epoch, next_position };
     let shared = Arc::new(Shared::new(storage, options, beginning));

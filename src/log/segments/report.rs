@@ -7,7 +7,7 @@ use crate::log::Position;
 /// What was found when a log was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
-    /// The oldest position that is kept.
+    /// The oldest position that is wanted.
     pub first_position: Position,
     /// The position that the next frame gets.
     pub next_position: Position,
