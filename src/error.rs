@@ -143,6 +143,10 @@ reasons! {
     RunNotEmpty = FailedPrecondition "run_not_empty",
     /// No such rollout.
     RolloutNotFound = NotFound "rollout_not_found",
+    /// No such group.
+    GroupNotFound = NotFound "group_not_found",
+    /// Nobody waits for the group's release: its run has neither an estimator nor whole groups as units.
+    GroupNotAwaited = FailedPrecondition "group_not_awaited",
     /// No such consumer group, or no such unit in it.
     UnitNotFound = NotFound "unit_not_found",
     /// The consumer group has other settings.

@@ -6,14 +6,15 @@ use std::time::Duration;
 use tonic::{Request, Response, Status};
 
 use crate::error::{Reason, Refusal};
-use crate::ids::ConsumerGroupId;
+use crate::ids::{ConsumerGroupId, GroupId};
 use crate::proto::v1;
 use crate::queue::UnitId;
 use crate::rollout::event::{DiscardedBy, Event};
 use crate::store::report::Reply;
-use crate::store::sequencer::Command;
+use crate::store::sequencer::{Command, Look, group_not_found};
 
 use super::convert::fields::identifier;
+use super::convert::inspect::lists;
 use super::{Shared, convert, ended_message, refused, run_id, status};
 
 /// How long a drain waits for streams to end.
@@ -109,6 +110,22 @@ impl v1::admin_service_server::AdminService for Admin {
             .decide(|reply| Command::ReleaseUnit { run, consumer_group, unit, drop: request.drop, reply })
             .await?;
         Ok(Response::new(v1::ReleaseUnitResponse {}))
+    }
+
+    async fn release_group(
+        &self,
+        request: Request<v1::ReleaseGroupRequest>,
+    ) -> Result<Response<v1::ReleaseGroupResponse>, Status> {
+        let request = request.into_inner();
+        let run = run_id(&request.run_id)?;
+        let group = identifier(&request.group_id, "group_id", GroupId::parse).map_err(refused)?;
+        self.shared.decide(|reply| Command::ReleaseGroup(run.clone(), group.clone(), reply)).await?;
+        self.shared.caught_up().await?;
+        let looks = self.shared.ask(|reply| Look::TheseGroups(run.clone(), vec![group.clone()], reply)).await?;
+        let looks = looks.map_err(refused)?;
+        // Its last rollout may have been forgotten just now.
+        let look = looks.first().ok_or_else(|| refused(group_not_found(&run, &group)))?;
+        Ok(Response::new(v1::ReleaseGroupResponse { group: Some(lists::group(look)) }))
     }
 
     async fn discard_rollout(

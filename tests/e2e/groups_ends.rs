@@ -12,7 +12,7 @@ use hedgerow::proto::v1::{DiscardDisposition, RolloutOutcome, UnitNoticeKind};
 
 use crate::groups::{finish, rows_of, settings, sized, taker_rows};
 use crate::life::{Life, attempt, discard, in_group, seconds};
-use crate::queue_taker::{Taker, unit_ids};
+use crate::queue_taker::{Taker, reason, unit_ids};
 use crate::service::{TestService, Unit, about, call, subscription};
 
 fn mean() -> v1::RunSettings {
@@ -233,4 +233,41 @@ async fn what_waits_for_its_group_waits_on_after_a_restart() {
     life.accepts(&other, Event::Call(call("c0", "main", 1, &[1], &[2]))).await;
     life.accepts(&other, finish(1.0)).await;
     assert_eq!(advantages(&[taker.unit().await]), [("x", 0, None)], "it begins without an estimator");
+}
+
+async fn release_by_hand(life: &Life, group: &str) -> Result<v1::GroupSummary, (tonic::Code, String)> {
+    let request = v1::ReleaseGroupRequest { run_id: "run".to_owned(), group_id: group.to_owned() };
+    let answer = life.service.admin().await.release_group(request).await;
+    answer.map(|answer| answer.into_inner().group.unwrap()).map_err(|status| (status.code(), reason(&status)))
+}
+
+#[tokio::test]
+async fn a_group_can_be_released_by_hand_with_what_it_has() {
+    let mut life = Life::start_with(mean()).await;
+    let mut taker = trainers(&life).await;
+    life.finalised("a", 4, 1, 1.0).await;
+    life.finalised("b", 4, 1, 3.0).await;
+    let open = life.member("c", 4, 1).await;
+    assert!(taker.quiet().await.is_empty());
+    let group = release_by_hand(&life, "g").await.unwrap();
+    let figures = group.figures.as_ref();
+    assert_eq!(figures.unwrap().release(), v1::GroupRelease::Operator);
+    assert_eq!(absences(figures), [("c", 0, "not_finalised"), ("", 0, "never_came")]);
+    let units = taker.take_units(2).await;
+    assert_eq!(advantages(&units), [("a", 0, Some(-1.0)), ("b", 0, Some(1.0))]);
+    assert_eq!(units[0].group.as_ref().unwrap().release(), v1::GroupRelease::Operator);
+    // Once more: it is as it was released, and who comes late is told.
+    life.accepts(&open, finish(5.0)).await;
+    assert_eq!(release_by_hand(&life, "g").await.unwrap().figures.unwrap().reward_mean, 2.0);
+    assert!(taker.quiet().await.is_empty(), "nothing of it goes out twice");
+
+    assert_eq!(
+        release_by_hand(&life, "other").await.unwrap_err(),
+        (tonic::Code::NotFound, "group_not_found".to_owned())
+    );
+    let service = TestService::start().await;
+    let mut life = Life::on(service).await;
+    life.member("a", 2, 1).await;
+    let not_awaited = (tonic::Code::FailedPrecondition, "group_not_awaited".to_owned());
+    assert_eq!(release_by_hand(&life, "g").await.unwrap_err(), not_awaited);
 }

@@ -24,6 +24,9 @@ use crate::telemetry::{
 
 use super::{RunState, Sequencer};
 
+/// How often gauges are set.
+pub(super) const FIGURES_EVERY_MS: u64 = 1000;
+
 /// What became of a run's calls and rollouts that are not open any more, and the gauges that say so.
 #[derive(Default)]
 pub(in crate::store) struct RunLedger {

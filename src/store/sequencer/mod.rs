@@ -42,6 +42,7 @@ use crate::rollout::run_settings::RunSettings;
 use crate::telemetry::EndReason;
 
 use deadlines::Deadlines;
+use figures::FIGURES_EVERY_MS;
 use groups::RunGroups;
 use reclaim::{Needed, TombstonePlace};
 use retention::Retention;
@@ -59,7 +60,7 @@ pub use look::{
     Waiting,
 };
 pub use news::{About, LeftOut};
-pub use release::GroupOfUnit;
+pub use release::{GroupOfUnit, group_not_found};
 pub use runs::{DeletedRun, RunFacts};
 pub use seek::{CheckpointFacts, SeekReady, SeekReply, Sought};
 pub use units::{Retained, UnitRows};
@@ -130,6 +131,8 @@ pub enum Command {
         /// The answer.
         reply: oneshot::Sender<Result<(), Refusal>>,
     },
+    /// Release a group by hand with those of its members that are finalised.
+    ReleaseGroup(RunId, GroupId, oneshot::Sender<Result<(), Refusal>>),
     /// What has a consumer group acknowledged?
     Checkpoint {
         /// Its run.
@@ -412,6 +415,7 @@ impl Sequencer {
             Command::ReleaseUnit { run, consumer_group, unit, drop: for_good, reply } => {
                 drop(reply.send(self.release_unit(&run, &consumer_group, &unit, for_good)));
             }
+            Command::ReleaseGroup(run, group, reply) => drop(reply.send(self.release_by_hand(&run, group))),
             Command::Checkpoint { run, consumer_group, reply } => {
                 drop(reply.send(self.checkpoint(&run, &consumer_group)));
             }
@@ -491,9 +495,6 @@ impl Sequencer {
         debug_assert_eq!(members, self.consumers.len(), "a consumer is known and is a member of no group");
     }
 }
-
-/// How often gauges are set.
-const FIGURES_EVERY_MS: u64 = 1000;
 
 #[cfg(test)]
 mod tests;

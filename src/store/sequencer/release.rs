@@ -13,7 +13,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::group::{Decided, GroupRules, Release};
+use crate::error::{Reason, Refusal};
+use crate::group::{Decided, GroupRules, Release, ReleasedFor};
 use crate::ids::{GroupId, Name, RolloutId, RunId};
 use crate::log::{Position, Record};
 use crate::queue::{DropReason, GroupDefinition, UnitKind};
@@ -21,6 +22,7 @@ use crate::queue::{DropReason, GroupDefinition, UnitKind};
 use super::super::effect::Sequenced;
 use super::groups::{GroupSums, KeptGroup, RunGroups, SumsByPolicy};
 use super::news::About;
+use super::runs::run_not_found;
 use super::{LeftOut, Retained, Sequencer, UnitRows};
 
 /// What a consumer group is given of a finalised rollout.
@@ -116,6 +118,13 @@ fn sums_of<'a>(members: impl Iterator<Item = &'a Retained>, definition: &GroupDe
     sums
 }
 
+/// There is no such group.
+#[must_use]
+pub fn group_not_found(run: &RunId, group: &GroupId) -> Refusal {
+    let message = format!("run {run:?} has no group {group:?}, or has forgotten it with its last rollout");
+    Refusal::new(Reason::GroupNotFound, message).field("group_id")
+}
+
 impl Sequencer {
     /// Logs the release of what can be released by now in a run.
     pub(super) fn release_groups(&mut self, run_id: &RunId) {
@@ -133,7 +142,35 @@ impl Sequencer {
     fn release_if_due(&mut self, run_id: &RunId, group: GroupId, now_ms: u64) {
         let Some(kept) = self.runs.get(run_id).and_then(|run| run.groups.kept(&group)) else { return };
         let its_time_is_over = kept.deadline_ms().is_some_and(|deadline_ms| deadline_ms <= now_ms);
-        let Some(released_for) = kept.group.due(its_time_is_over).filter(|_| !kept.is_deciding) else { return };
+        let Some(released_for) = kept.group.due(its_time_is_over) else { return };
+        self.release(run_id, group, released_for);
+    }
+
+    /// Releases a group by hand with the members that are finalised. Nothing, if its release has come or is on its way.
+    ///
+    /// # Errors
+    /// If it is not there, or nobody waits for its release.
+    pub(super) fn release_by_hand(&mut self, run_id: &RunId, group: GroupId) -> Result<(), Refusal> {
+        let run = self.runs.get(run_id).ok_or_else(|| run_not_found(run_id))?;
+        let kept = run.groups.kept(&group).ok_or_else(|| group_not_found(run_id, &group))?;
+        if !kept.group.rules().are_released() {
+            let message = format!(
+                "nobody waits for the release of group {group:?}: its run has neither an estimator nor a declared consumer group that takes whole groups"
+            );
+            return Err(Refusal::new(Reason::GroupNotAwaited, message).field("group_id"));
+        }
+        if kept.group.awaits_release() {
+            self.release(run_id, group, ReleasedFor::Operator);
+        }
+        Ok(())
+    }
+
+    /// Logs the release of a group that awaits it, unless that is on its way.
+    fn release(&mut self, run_id: &RunId, group: GroupId, released_for: ReleasedFor) {
+        let Some(kept) = self.runs.get(run_id).and_then(|run| run.groups.kept(&group)) else { return };
+        if kept.is_deciding {
+            return;
+        }
         let decided = kept.group.decide(released_for, |rollout, attempt| self.reason_of_end(run_id, rollout, attempt));
         if let Some(run) = self.runs.get_mut(run_id) {
             run.groups.begin_deciding(&group);

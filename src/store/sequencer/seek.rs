@@ -206,6 +206,7 @@ impl Sequencer {
             Command::UpdateRun(run, ..)
             | Command::DeleteRun(run, ..)
             | Command::ReleaseUnit { run, .. }
+            | Command::ReleaseGroup(run, ..)
             | Command::Seek { run, .. } => Some(run),
             Command::Admit(..)
             | Command::CreateRun(..)
