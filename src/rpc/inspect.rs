@@ -57,17 +57,17 @@ impl Inspect {
     /// A rollout as it is shown, or how it ended. It is put together, and encoded, by a thread that may take long for it.
     async fn shown(&self, key: &RolloutKey, shown: &Shown) -> Result<Option<Result<Encoded, Ended>>, Status> {
         for _ in 0..TRIES_MAX {
-            self.shared.store.restore(key).await.map_err(refused)?;
-            let (store, key, shown) = (Arc::clone(&self.shared.store), key.clone(), shown.clone());
+            let (store, about, shown) = (Arc::clone(&self.shared.store), key.clone(), shown.clone());
             // It goes on though whoever asked is gone, and others wait for its end all the same. The semaphore is never closed.
             let turn = Arc::clone(&self.shown).acquire_owned().await.ok();
-            let draw = move || (drawn(&store, &key, &shown), turn).0;
+            let draw = move || (drawn(&store, &about, &shown), turn).0;
             let drawn = tokio::task::spawn_blocking(draw).await;
             match drawn.map_err(|_| refused(Refusal::new(Reason::Internal, "the rollout cannot be drawn")))? {
                 Drawn::Whole(encoded) => return Ok(Some(Ok(encoded))),
                 Drawn::Ended(ended) => return Ok(Some(Err(ended))),
                 Drawn::NotThere => return Ok(None),
-                Drawn::Changed => {}
+                // Nobody but who draws takes its lock, which another drawing may hold for long.
+                Drawn::Changed => self.shared.store.restore(key).await.map_err(refused)?,
                 Drawn::TooLarge => {
                     let message = "the rollout is too large to be shown as a whole";
                     return Err(refused(Refusal::new(Reason::ServiceFull, message)));
