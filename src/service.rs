@@ -122,6 +122,17 @@ pub fn take_small_pages() -> std::io::Result<()> {
     Ok(rustix::thread::disable_transparent_huge_pages(true)?)
 }
 
+/// After how many turns of its tasks a thread looks for what has come.
+const EVENT_INTERVAL_TURNS: u32 = 8;
+
+/// The threads on which a service serves: whoever has come is looked for between a few turns of those that are busy, not after dozens.
+#[must_use]
+pub fn runtime() -> tokio::runtime::Builder {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all().event_interval(EVENT_INTERVAL_TURNS).global_queue_interval(EVENT_INTERVAL_TURNS);
+    runtime
+}
+
 /// Starts a service: listens, reads its log, and takes work.
 ///
 /// # Errors

@@ -125,14 +125,8 @@ pub fn run(cli: Cli) -> ExitCode {
     }
 }
 
-/// After how many turns of its tasks a thread looks for what has come.
-const EVENT_INTERVAL_TURNS: u32 = 8;
-
 fn block_on(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    // Whoever has come is looked for between a few turns of those that are busy, not after dozens.
-    runtime.enable_all().event_interval(EVENT_INTERVAL_TURNS).global_queue_interval(EVENT_INTERVAL_TURNS);
-    runtime.build()?.block_on(command)
+    crate::service::runtime().build()?.block_on(command)
 }
 
 /// Writes a whole text to stdout.

@@ -1,8 +1,7 @@
 //! How long a worker waits for its answers beside clients that are hostile, buggy or very slow, against how long it waits alone.
 //!
 //! The worker reports a call of 250 new ids every few milliseconds, and waits for each answer. All clients share the machine's
-//! cores with the service. Attackers stand for other machines, so their threads come last: what is measured is what they do to
-//! the service, and not that they take its cores.
+//! cores with the service, so those that never rest take theirs.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use hedgerow::proto::v1::report_response::Response as Reported;
 use hedgerow::store::clock::Clock;
 use prost::Message as _;
 use tokio::net::TcpStream;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -42,8 +41,6 @@ const SETTLE_TICKS: usize = 500;
 /// Calls of a rollout that is looked at, and after how long it is asked for anew.
 const LOOKED_AT_CALLS: u64 = 10_000;
 const LOOK_TICK: Duration = Duration::from_millis(500);
-/// The lowest priority that a thread can have.
-const NICE_MAX: i32 = 19;
 /// Connections of an attack.
 const CONNECTIONS: usize = 8;
 
@@ -79,15 +76,15 @@ const ATTACKS: [(Attack, &str); 7] = [
 /// p50 and p99 of a worker's answers, beside each attack.
 pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
     let machine = Machine::new();
-    let attackers = others();
     let probes = asked.size(100, 500);
     let calls = probes * 2 * (asked.rounds + 1);
     let rollout = conversation(1, 1, Size { calls, prompt: 200, generation: 50 });
     for (attack, name) in ATTACKS {
         let service = machine.service_with_memory(Clock::machine(), MEMORY_BUDGET_BYTES);
         let address = service.grpc_address.to_string();
+        let attackers = machine.bare.handle();
         let measured = |round: usize, attack: Option<Attack>| {
-            let attack = attack.map(|attack| (attackers.handle(), attack));
+            let attack = attack.map(|attack| (attackers, attack));
             let calls = &rollout.calls[round * probes..][..probes];
             machine.client.block_on(measure(&address, (&rollout, calls), round, attack))
         };
@@ -107,13 +104,6 @@ pub(crate) fn attacked(asked: &Asked, report: &mut Report) {
         }
         machine.server.block_on(service.stop());
     }
-}
-
-/// Threads for attackers, which run when nobody else wants to.
-fn others() -> Runtime {
-    let last = || assert!(rustix::process::nice(NICE_MAX).is_ok(), "one may always come later");
-    let threads = Builder::new_multi_thread().enable_all().thread_name("attackers").on_thread_start(last).build();
-    threads.expect("threads can be made")
 }
 
 /// How long each answer took.

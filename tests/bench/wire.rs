@@ -16,12 +16,12 @@ use hedgerow::service::{self, LogSource, RunningService, ServiceOptions};
 use hedgerow::store::clock::Clock;
 use hedgerow::telemetry::Telemetry;
 use tokio::net::TcpListener;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 
-/// A runtime for each side, in one process on the same cores. Their threads are named, so that a profile tells them apart.
+/// A runtime for each side, as the service has its own, in one process on the same cores. Their threads are named, so that a profile tells them apart.
 pub(crate) struct Machine {
     /// Where our service runs.
     pub(crate) server: Runtime,
@@ -33,8 +33,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new() -> Self {
-        let runtime =
-            |name| Builder::new_multi_thread().enable_all().thread_name(name).build().expect("threads can be made");
+        let runtime = |name| service::runtime().thread_name(name).build().expect("threads can be made");
         Self { server: runtime("server"), bare: runtime("bare"), client: runtime("client") }
     }
 
