@@ -16,6 +16,7 @@ mod drain;
 mod durability;
 mod evict;
 mod figures;
+mod fleet;
 mod gradient;
 mod groups;
 mod groups_ends;
