@@ -35,6 +35,17 @@ impl Default for QueueBounds {
     }
 }
 
+/// How steps are made of units, for data-parallel ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepDefinition {
+    /// How many units make a step.
+    pub units: u32,
+    /// Into how many shards its rows are split.
+    pub shards: u32,
+    /// The most tokens in one microbatch; a row that is longer is alone in one.
+    pub microbatch_tokens: u64,
+}
+
 /// What the units of a consumer group are. Fixed when it is made, so that a unit is the same whoever takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupDefinition {

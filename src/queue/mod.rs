@@ -37,6 +37,7 @@
 //! 11. Of each family the units are counted that wait or are put off.
 
 mod consumers;
+mod cut;
 mod definition;
 mod effect;
 mod group;
@@ -53,7 +54,8 @@ mod unit;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-pub use definition::{ConsumerGroupMismatch, GroupDefinition, QueueBounds};
+pub use cut::{Cut, CutVersion, PADDING_ROW_TOKENS, RowPlace, RowSize, ShardCut, cut};
+pub use definition::{ConsumerGroupMismatch, GroupDefinition, QueueBounds, StepDefinition};
 pub use effect::{
     AckResult, Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, QueueEffect, ReleaseResult, Ticked,
 };

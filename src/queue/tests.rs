@@ -1,5 +1,6 @@
 //! One test for each sentence of the contract. The random ones are in `model`.
 
+mod cut;
 mod groups;
 mod leases;
 mod model;
