@@ -151,6 +151,8 @@ reasons! {
     UnitNotFound = NotFound "unit_not_found",
     /// The consumer group has other settings.
     ConsumerGroupConflict = FailedPrecondition "consumer_group_conflict",
+    /// No such step of the consumer group is frozen.
+    StepNotFound = NotFound "step_not_found",
     /// The unit is not undeliverable, so there is nothing to decide about it.
     UnitNotUndeliverable = FailedPrecondition "unit_not_undeliverable",
     /// Another stream was opened under the consumer's name.

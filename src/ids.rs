@@ -176,6 +176,25 @@ pub fn group_unit_id(run: &RunId, group: &GroupId, policy: Option<&Name>) -> Str
     id
 }
 
+/// The stable id of a step of a consumer group that was made there: `run///group/made/step`. Its shards' ids add `/shard`. No other unit
+/// has two empty parts, and a group that is made anew has other steps.
+#[must_use]
+pub fn step_id(run: &RunId, consumer_group: &ConsumerGroupId, made_at: u64, index: u64) -> String {
+    let (run, consumer_group) = (percent_encoded(run.as_str()), percent_encoded(consumer_group.as_str()));
+    format!("{run}///{consumer_group}/{made_at}/{index}")
+}
+
+/// The run and the consumer group that a step, or a shard of one, of this id is of, where the group was made, and which step it is; none if
+/// it is no step's.
+#[must_use]
+pub fn unit_step(unit_id: &str) -> Option<(RunId, ConsumerGroupId, u64, u64)> {
+    let (run, rest) = unit_id.split_once("///")?;
+    let mut parts = rest.split('/');
+    let consumer_group = ConsumerGroupId::parse(&percent_decoded(parts.next()?)?).ok()?;
+    let (made_at, index) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    Some((RunId::parse(&percent_decoded(run)?).ok()?, consumer_group, made_at, index))
+}
+
 /// The run and the group that a unit of this id is of; none if it is no group's.
 #[must_use]
 pub fn unit_group(unit_id: &str) -> Option<(RunId, GroupId)> {
@@ -257,6 +276,14 @@ mod tests {
             assert_eq!((unit_group(id), unit_source(id)), (Some((run.clone(), group.clone())), None));
         }
         assert_eq!(unit_group("r%2F1/g0%201/2"), None);
+        let trainers = ConsumerGroupId::parse("t/1").unwrap();
+        let step = step_id(&run, &trainers, 7, 12);
+        assert_eq!(step, "r%2F1///t%2F1/7/12");
+        for id in [step.clone(), format!("{step}/3")] {
+            assert_eq!(unit_step(&id), Some((run.clone(), trainers.clone(), 7, 12)));
+            assert_eq!((unit_group(&id), unit_source(&id)), (None, None));
+        }
+        assert_eq!((unit_step("r%2F1//g%2F0"), unit_step("r///t/x/1"), unit_step("r///t/1")), (None, None, None));
         for id in ["r%2F1/g0%201/2", "r%2F1/g0%201/2/main/c%2F1"] {
             assert_eq!(unit_source(id), Some((run.clone(), rollout.clone(), 2)));
         }

@@ -232,6 +232,22 @@ pub const ACK_UNITS_MAX: usize = 65_536;
 /// Acknowledgements of one subscription that are not answered yet; a trainer that does not read its answers is not read from.
 pub const ACK_ANSWERS_OUTSTANDING_MAX: usize = 128;
 
+/// Most units that make a step: their ids stand in one record.
+pub const STEP_UNITS_MAX: u32 = 16_384;
+/// Most shards of a step: each has a consumer of its own.
+pub const STEP_SHARDS_MAX: u32 = 1024;
+/// Rows of a step, beyond which it is frozen with fewer units, but for one that has more alone: cutting it takes some milliseconds.
+pub const STEP_ROWS_MAX: u64 = 1 << 18;
+/// Steps of a consumer group that are frozen and not acknowledged, at which no other is frozen: what waits for a step can be dropped
+/// for its age, what is frozen cannot.
+pub const STEPS_OPEN_MAX: usize = 8;
+/// Open steps that are listed of a consumer group; after a seek there may be many.
+pub const OPEN_STEPS_LISTED_MAX: usize = 64;
+/// Estimated bytes of a row in a step that is cut.
+pub const STEP_ROW_BYTES: u64 = 16;
+/// Estimated bytes of a unit in a step.
+pub const STEP_MEMBER_BYTES: u64 = 64;
+
 /// Connections of gRPC, if memory allows; the next ones wait to be taken.
 pub const GRPC_CONNECTIONS_MAX: usize = 8192;
 /// What a connection holds in the transport, besides what it has sent.
@@ -395,6 +411,9 @@ const _: () = assert!(STREAM_ANSWERS_FREE < STREAM_ANSWERS_OUTSTANDING_MAX);
 const _: () = assert!(2 * SEAL_LISTED_BYTES_MAX + SEAL_LISTED_MAX * 256 < ANSWER_BYTES_MAX);
 // Answers to acknowledgements leave room for other news.
 const _: () = assert!(ACK_ANSWERS_OUTSTANDING_MAX < CONSUMER_NEWS_OUTSTANDING_MAX);
+// Each shard of a step has a consumer of its own; and the record of a step fits a frame, if each unit has three encoded names.
+const _: () = assert!(STEP_SHARDS_MAX as usize <= CONSUMER_GROUP_MEMBERS_MAX);
+const _: () = assert!(STEP_UNITS_MAX as usize * (9 * IDENTIFIER_BYTES_MAX + 32) < LOG_FRAME_BYTES_MAX);
 // A message always fits into what one trainer may have.
 const _: () = assert!(UNIT_MESSAGE_BYTES_MAX <= TRAINER_BYTES_OUTSTANDING_MAX);
 const _: () = assert!(EPHEMERAL_NEWS_ROOM < CONSUMER_NEWS_OUTSTANDING_MAX);

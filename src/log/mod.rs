@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::group::{Decided, GroupRules, Member};
 use crate::ids::{ConsumerGroupId, GroupId, RolloutId, RolloutRef, RunId};
-use crate::queue::{DropReason, GroupDefinition, UnitId};
+use crate::queue::{DropReason, FrozenStep, GroupDefinition, UnitId};
 use crate::rollout::event::RolloutRecord;
 use crate::rollout::run_settings::RunSettings;
 use crate::rollout::settings::RolloutSettings;
@@ -165,6 +165,15 @@ pub enum Record {
         /// Its name.
         consumer_group: ConsumerGroupId,
     },
+    /// Units of a consumer group were frozen as a step. Stands again before what is written anew of their rollouts.
+    StepFrozen {
+        /// Their run.
+        run: RunId,
+        /// The consumer group.
+        consumer_group: ConsumerGroupId,
+        /// The step.
+        step: Box<FrozenStep>,
+    },
     /// A consumer group went back: what it had acknowledged at a position is acknowledged, and nothing else.
     Sought {
         /// Its run.
@@ -262,6 +271,8 @@ pub struct GroupSnapshot {
     pub made_at: Position,
     /// How often it was sought.
     pub seek_count: u64,
+    /// How many steps of it were frozen.
+    pub next_step_index: u64,
 }
 
 /// What is known of a rollout's opening where a copy of it begins.

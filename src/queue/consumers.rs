@@ -14,6 +14,8 @@ pub(super) type UnitNumber = u64;
 #[derive(Debug, Clone)]
 pub(super) struct Consumer {
     pub(super) name: String,
+    /// Which shard of each step it takes, where its group takes steps.
+    pub(super) shard: Option<u32>,
     pub(super) credit_tokens: u64,
     pub(super) in_flight_tokens: u64,
     /// What it has been given since it joined.
@@ -29,7 +31,7 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    fn has_room(&self, max_units_in_flight: usize) -> bool {
+    pub(super) fn has_room(&self, max_units_in_flight: usize) -> bool {
         self.leases.len() < max_units_in_flight && self.in_flight_tokens < self.credit_tokens
     }
 
@@ -81,9 +83,16 @@ impl Consumers {
         self.by_id.iter().map(|(&id, consumer)| (id, consumer))
     }
 
-    pub(super) fn insert(&mut self, id: ConsumerId, name: &str, credit_tokens: u64, now_ms: u64) {
+    pub(super) fn insert(
+        &mut self,
+        id: ConsumerId,
+        (name, shard): (&str, Option<u32>),
+        credit_tokens: u64,
+        now_ms: u64,
+    ) {
         let consumer = Consumer {
             name: name.to_owned(),
+            shard,
             credit_tokens,
             in_flight_tokens: 0,
             delivered_tokens: 0,

@@ -51,8 +51,10 @@ pub struct StepDefinition {
 pub struct GroupDefinition {
     /// The policy whose rows it takes; `None` for every trained policy of the run.
     pub policy: Option<String>,
-    /// What one unit is made of.
+    /// What one unit is made of; where units go out in steps, what a step counts.
     pub unit: UnitKind,
+    /// How steps are made of units, if they go out in steps.
+    pub step: Option<StepDefinition>,
     /// Calls longer than this are not trained in its rows.
     pub max_row_tokens: Option<u32>,
     /// How many versions the oldest trained token of a unit may be behind what the trainer is on; `None` for no bound.

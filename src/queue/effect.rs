@@ -60,6 +60,8 @@ pub struct Delivery<P> {
 pub enum AckResult {
     /// It counts once it is durable; also for a unit that was dropped as undeliverable in the meantime.
     Acknowledged,
+    /// It is of a shard whose step is acknowledged when the others are, and counts once it is durable.
+    ShardAcknowledged,
     /// The unit was acknowledged before (or earlier in the same request).
     Already,
     /// No such unit, or its rollout has retired.

@@ -7,6 +7,7 @@ use super::definition::{GroupDefinition, QueueBounds};
 use super::effect::{AckResult, QueueEffect, ReleaseResult};
 use super::ledger::{Ledger, SettledSum, Source};
 use super::staleness::TrainerVersions;
+use super::steps::{ShardPlace, Steps};
 use super::unit::{DropReason, NewUnit, ParkedFor, Place, UnitId, UnitKind};
 
 /// One consumer group. `K` identifies a rollout, `P` is the handle to a unit's rows.
@@ -16,6 +17,7 @@ pub struct ConsumerGroup<K, P> {
     pub(super) bounds: QueueBounds,
     pub(super) ledger: Ledger<K, P>,
     pub(super) consumers: Consumers,
+    pub(super) steps: Steps,
     pub(super) trainer_versions: TrainerVersions,
     /// Since when it has had no consumer.
     pub(super) idle_since_ms: Option<u64>,
@@ -36,6 +38,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             bounds,
             ledger: Ledger::new(),
             consumers: Consumers::new(bounds.max_units_in_flight),
+            steps: Steps::default(),
             trainer_versions: TrainerVersions::default(),
             idle_since_ms: Some(now_ms),
             made_at,
@@ -70,7 +73,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         let mut added: Vec<UnitNumber> = Vec::with_capacity(units.len());
         for unit in units {
             let grown = if grows { self.ledger.grow(&source, &unit) } else { None };
-            added.extend(grown.or_else(|| self.ledger.add(&source, unit, now_ms)));
+            let new = if grown.is_none() { self.ledger.add(&source, unit, now_ms) } else { None };
+            added.extend(grown.or(new));
+            new.into_iter().for_each(|number| self.joins_its_step(number));
         }
         let is_settled =
             |number: &UnitNumber| self.ledger.units.get(number).is_some_and(|unit| unit.place.is_settled());
@@ -108,6 +113,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// whether the unit is out, waiting again, or with another consumer.
     #[must_use]
     pub fn judge_acks(&self, ids: &[UnitId]) -> Vec<(UnitId, AckResult)> {
+        if self.takes_steps() {
+            return self.judge_shard_acks(ids);
+        }
         let mut seen = BTreeSet::new();
         let judge = |id: &UnitId| {
             let repeated = !seen.insert(id.clone());
@@ -130,7 +138,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             // It was given out many times: that one of them was trained after all is the truth, and it counts.
             Place::Dropped(DropReason::Undeliverable) => AckResult::Acknowledged,
             Place::Dropped(reason) => AckResult::Dropped(reason),
-            Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Parked(_) => AckResult::Acknowledged,
+            Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Frozen { .. } | Place::Parked(_) => {
+                AckResult::Acknowledged
+            }
         }
     }
 
@@ -141,11 +151,17 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             return;
         }
         for id in ids {
+            if self.takes_steps() {
+                let at = self.shard_of(id);
+                at.into_iter().for_each(|at| self.move_shard(at, ShardPlace::Acknowledging));
+                continue;
+            }
             match self.ledger.place_of(id) {
                 Some((number, Place::Waiting | Place::Delayed { .. } | Place::Leased { .. })) => {
                     self.relocate(number, Place::Parked(ParkedFor::Acknowledgement));
                 }
-                Some((_, Place::Parked(_) | Place::Acknowledged | Place::Dropped(_))) | None => {}
+                Some((_, Place::Frozen { .. } | Place::Parked(_) | Place::Acknowledged | Place::Dropped(_))) | None => {
+                }
             }
         }
         self.verify();
@@ -155,24 +171,35 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// acknowledged, or was dropped for another reason than being undeliverable.
     pub fn apply_ack(&mut self, id: &UnitId, at: u64) -> Vec<QueueEffect<K>> {
         self.changed_at = self.changed_at.max(at);
-        if self.judge_ack(id) != AckResult::Acknowledged {
-            return Vec::new();
-        }
-        let Some((number, _)) = self.ledger.place_of(id) else {
-            return Vec::new();
+        let effects = match self.ledger.find(id).map(|(number, _)| number) {
+            _ if self.takes_steps() => self.apply_shard_ack(id, at),
+            Some(number) => self.ack_unit(number, at),
+            None => Vec::new(),
         };
-        if let Some(unit) = self.ledger.units.get_mut(&number) {
-            let given_up = unit.history.begin(at);
-            self.ledger.blur(given_up);
-        }
-        let effects = self.relocate(number, Place::Acknowledged);
         self.verify();
         effects
+    }
+
+    /// A unit is acknowledged from then on, if it can be.
+    pub(super) fn ack_unit(&mut self, number: UnitNumber, at: u64) -> Vec<QueueEffect<K>> {
+        let Some(unit) = self.ledger.units.get_mut(&number) else { return Vec::new() };
+        let is_over = unit.place.is_settled() && unit.place != Place::Dropped(DropReason::Undeliverable);
+        if is_over || self.definition.ephemeral {
+            return Vec::new();
+        }
+        let given_up = unit.history.begin(at);
+        self.ledger.blur(given_up);
+        self.relocate(number, Place::Acknowledged)
     }
 
     /// A decision to drop a unit is durable. Does nothing if the unit is not known or is settled: an acknowledgement that
     /// came first stands. Only an operator drops what is undeliverable already, and then it cannot be released any more.
     pub fn apply_drop(&mut self, id: &UnitId, reason: DropReason) -> Vec<QueueEffect<K>> {
+        if let Some(step) = self.steps.by_id.get(id).copied() {
+            let effects = self.drop_step(step, reason);
+            self.verify();
+            return effects;
+        }
         let Some((number, place)) = self.ledger.place_of(id) else {
             return Vec::new();
         };
@@ -204,6 +231,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// Whether an operator may release this unit; changes nothing.
     #[must_use]
     pub fn judge_release(&self, id: &UnitId) -> ReleaseResult {
+        if self.takes_steps() {
+            return self.judge_step_release(id);
+        }
         match self.ledger.place_of(id) {
             None => ReleaseResult::Unknown,
             Some((_, Place::Dropped(DropReason::Undeliverable))) => ReleaseResult::Released,
@@ -216,6 +246,11 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     pub fn apply_release(&mut self, id: &UnitId) -> Vec<QueueEffect<K>> {
         if self.judge_release(id) != ReleaseResult::Released {
             return Vec::new();
+        }
+        if self.takes_steps() {
+            let effects = self.release_step(id);
+            self.verify();
+            return effects;
         }
         let Some((number, _)) = self.ledger.place_of(id) else {
             return Vec::new();
@@ -243,7 +278,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
                 dropped += 1;
                 self.relocate(number, Place::Dropped(DropReason::Forgotten));
             }
+            let of_step = self.ledger.units.get(&number).and_then(|unit| Some((unit.step?, unit.place)));
             self.ledger.forget(number);
+            of_step.into_iter().for_each(|(step, place)| self.steps.member_forgotten(step, place));
         }
         self.ledger.sources.remove(source);
         self.verify();
@@ -285,6 +322,10 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
 
     /// From a restart until then, units are only for those who say that they hold them: consumers come back at their own pace.
     pub fn hold_back(&mut self, until_ms: u64) {
+        if self.takes_steps() {
+            // A shard has one who takes it, and says what it holds.
+            return;
+        }
         self.grace_until_ms = until_ms;
         for number in self.ledger.waiting.clone() {
             self.relocate(number, Place::Delayed { until_ms });
@@ -325,6 +366,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         }
         if let Place::Leased { consumer, since_ms } = to {
             self.consumers.begin_lease(consumer, since_ms, number, moved.tokens);
+        }
+        if let Some(step) = moved.step {
+            self.steps.member_moved(step, moved.from, to);
         }
         moved.effects
     }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::consumers::UnitNumber;
 use super::group::ConsumerGroup;
 use super::ledger::{Counts, Sum, Tally};
-use super::unit::{ConsumerId, DropReason, Place};
+use super::shards::lease_number;
+use super::steps::{ShardPlace, Standing};
+use super::unit::{ConsumerId, DropReason, Place, UnitId};
 
 /// Beyond so many units, debug builds check the balance after each change and leave the rest to tests.
 const MAX_UNITS_CHECKED_EACH_TIME: usize = 128;
@@ -22,6 +24,7 @@ struct Recount {
     delayed: BTreeSet<(u64, UnitNumber)>,
     undeliverable: BTreeSet<UnitNumber>,
     families: BTreeMap<u64, usize>,
+    steps: BTreeMap<u64, Standing>,
     leases: BTreeMap<ConsumerId, (BTreeSet<(u64, UnitNumber)>, u64)>,
 }
 
@@ -42,6 +45,8 @@ impl Recount {
                 leases.insert((since_ms, number));
                 *in_flight_tokens += tokens;
             }
+            Place::Frozen { is_out: false } => self.waiting.add(tokens, rows),
+            Place::Frozen { is_out: true } => self.leased.add(tokens, rows),
             Place::Parked(_) => self.parked.add(tokens, rows),
             Place::Acknowledged => self.acknowledged.add(tokens, rows),
             Place::Dropped(reason) => {
@@ -84,6 +89,13 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             if unit.place.is_in_line() {
                 *recount.families.entry(unit.family).or_default() += 1;
             }
+            if let Some(step) = unit.step {
+                let standing = recount.steps.entry(step).or_default();
+                standing.known += 1;
+                standing.enter(unit.place);
+            }
+            let is_frozen = matches!(unit.place, Place::Frozen { .. });
+            require(!is_frozen || unit.step.is_some(), "12: what is frozen stands in a step")?;
             require(self.ledger.numbers.get(&unit.id) == Some(&number), "5: each unit is found under its id")?;
             require(
                 unit.payload.is_some() == unit.place.keeps_payload(),
@@ -97,6 +109,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         require(recount.delayed == self.ledger.delayed, "3: the delayed units are in their order")?;
         let undeliverable = recount.undeliverable == self.ledger.undeliverable;
         require(undeliverable, "3: the undeliverable units are those that were dropped as such")?;
+        self.check_steps(&mut recount)?;
         self.check_leases(&recount)?;
         self.check_versions()?;
         self.check_sources()?;
@@ -126,6 +139,38 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         }
         let by_version: BTreeSet<_> = self.ledger.by_version.iter().collect();
         require(waiting == by_version, "10: waiting units are found by the versions that sampled them")
+    }
+
+    fn check_steps(&self, recount: &mut Recount) -> Result<(), &'static str> {
+        let (mut delayed, mut open) = (BTreeSet::new(), BTreeSet::new());
+        for (&index, step) in &self.steps.by_index {
+            let standing = recount.steps.remove(&index).unwrap_or_default();
+            require(standing == step.standing, "12: a step knows where its units stand")?;
+            require(self.steps.by_id.get(&step.id) == Some(&index), "12: each step is found under its id")?;
+            let mut leased = 0;
+            for (shard, at) in step.shards.iter().enumerate() {
+                let shard = u32::try_from(shard).unwrap_or(u32::MAX);
+                match at.place {
+                    ShardPlace::Leased { consumer, since_ms } => {
+                        leased += 1;
+                        let (leases, in_flight_tokens) = recount.leases.entry(consumer).or_default();
+                        leases.insert((since_ms, lease_number((index, shard))));
+                        *in_flight_tokens += step.tokens(shard);
+                    }
+                    ShardPlace::Delayed { until_ms } => drop(delayed.insert((until_ms, index, shard))),
+                    ShardPlace::Waiting | ShardPlace::Acknowledging | ShardPlace::Acknowledged => {}
+                }
+            }
+            require(leased == step.leased && (leased == 0 || step.is_open()), "12: what is out is of an open step")?;
+            open.extend(step.is_open().then_some(index));
+            let is_out = |id: &UnitId| match self.ledger.place_of(id) {
+                Some((_, Place::Frozen { is_out })) => is_out == (leased > 0),
+                Some(_) | None => true,
+            };
+            require(step.members.iter().all(is_out), "12: units are out exactly with a shard of their step")?;
+        }
+        require(recount.steps.is_empty(), "12: no unit stands in a step that is not there")?;
+        require(open == self.steps.open && delayed == self.steps.delayed, "12: the orders of steps are theirs")
     }
 
     fn check_leases(&self, recount: &Recount) -> Result<(), &'static str> {

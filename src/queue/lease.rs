@@ -3,6 +3,8 @@
 use super::consumers::UnitNumber;
 use super::effect::{Decision, Delivery, JoinRefused, Joined, LostReason, Nacked, Ticked};
 use super::group::ConsumerGroup;
+use super::shards::of_lease;
+use super::steps::ShardPlace;
 use super::unit::{ConsumerId, DropReason, ParkedFor, Place, UnitId};
 
 impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
@@ -21,6 +23,21 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         held: &[UnitId],
         now_ms: u64,
     ) -> Result<Joined, JoinRefused> {
+        self.join_for(consumer, (name, None), credit_tokens, held, now_ms)
+    }
+
+    /// The same for a consumer that takes this shard of each step; open steps of which it holds a shard must be cut.
+    ///
+    /// # Errors
+    /// As with [`Self::join`].
+    pub fn join_for(
+        &mut self,
+        consumer: ConsumerId,
+        (name, shard): (&str, Option<u32>),
+        credit_tokens: u64,
+        held: &[UnitId],
+        now_ms: u64,
+    ) -> Result<Joined, JoinRefused> {
         if self.consumers.get(consumer).is_some() {
             return Err(JoinRefused::AlreadyJoined);
         }
@@ -28,7 +45,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         if self.consumers.len() >= max_consumers {
             return Err(JoinRefused::TooManyConsumers { max_consumers });
         }
-        self.consumers.insert(consumer, name, credit_tokens, now_ms);
+        self.consumers.insert(consumer, (name, shard), credit_tokens, now_ms);
         self.idle_since_ms = None;
         let mut joined = Joined::default();
         for id in held {
@@ -47,6 +64,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         if self.definition.ephemeral {
             return Err(LostReason::Unknown);
         }
+        if self.takes_steps() {
+            return self.hold_shard(consumer, name, id, now_ms);
+        }
         let (number, place) = self.ledger.place_of(id).ok_or(LostReason::Unknown)?;
         match place {
             Place::Waiting | Place::Delayed { .. } => {}
@@ -61,6 +81,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             Place::Parked(ParkedFor::Acknowledgement) | Place::Acknowledged => {
                 return Err(LostReason::Acknowledged);
             }
+            Place::Frozen { .. } | Place::Parked(ParkedFor::Step) => return Err(LostReason::Unknown),
             Place::Dropped(reason) => return Err(LostReason::Dropped(reason)),
         }
         self.relocate(number, Place::Leased { consumer, since_ms: now_ms });
@@ -105,6 +126,11 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             0 => Place::Waiting,
             delay_ms => Place::Delayed { until_ms: now_ms.saturating_add(delay_ms) },
         };
+        if self.takes_steps() {
+            let until_ms = now_ms.saturating_add(delay_ms);
+            let to = if delay_ms == 0 { ShardPlace::Waiting } else { ShardPlace::Delayed { until_ms } };
+            return self.nack_shards(consumer, ids, to);
+        }
         let mut nacked = Nacked::default();
         for id in ids {
             match self.ledger.place_of(id) {
@@ -125,6 +151,12 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// A unit that a consumer was given cannot be given to anybody: it is parked, and dropped as undeliverable. Does nothing if
     /// that consumer does not have it any more.
     pub fn cannot_be_given(&mut self, consumer: ConsumerId, id: &UnitId) -> Option<Decision> {
+        if self.takes_steps() {
+            let (index, shard) = self.shard_of(id)?;
+            let place = self.steps.shard((index, shard))?.place;
+            let is_its_own = matches!(place, ShardPlace::Leased { consumer: holder, .. } if holder == consumer);
+            return if is_its_own { self.park_step(index) } else { None };
+        }
         let (number, place) = self.ledger.place_of(id)?;
         if !matches!(place, Place::Leased { consumer: holder, .. } if holder == consumer) {
             return None;
@@ -138,9 +170,14 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// are served before them.
     pub fn tick(&mut self, now_ms: u64) -> Ticked {
         self.ledger.end_delays(now_ms);
+        self.end_shard_delays(now_ms);
         let mut ticked = Ticked::default();
         for (number, consumer) in self.consumers.expired(now_ms, self.bounds.lease_ms) {
-            ticked.ended.extend(self.ledger.units.get(&number).map(|unit| (consumer, unit.id.clone())));
+            let id = match self.takes_steps() {
+                true => self.shard_id_of_lease(number),
+                false => self.ledger.units.get(&number).map(|unit| unit.id.clone()),
+            };
+            ticked.ended.extend(id.map(|id| (consumer, id)));
             ticked.decisions.extend(self.end_lease(number, Place::Waiting));
             self.consumers.fell_silent(consumer);
         }
@@ -152,8 +189,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     #[must_use]
     pub fn next_deadline_ms(&self) -> Option<u64> {
         let delay = self.ledger.delayed.first().map(|&(until_ms, _)| until_ms);
+        let of_shard = self.steps.delayed.first().map(|&(until_ms, ..)| until_ms);
         let lease = self.consumers.next_expiry_ms(self.bounds.lease_ms);
-        delay.into_iter().chain(lease).min()
+        delay.into_iter().chain(of_shard).chain(lease).min()
     }
 
     fn end_leases(&mut self, numbers: &[UnitNumber]) -> Vec<Decision> {
@@ -163,6 +201,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// Ends a lease without an acknowledgement. After its last delivery a unit is parked, until the decision to drop it
     /// is durable.
     fn end_lease(&mut self, number: UnitNumber, to: Place) -> Option<Decision> {
+        if self.takes_steps() {
+            return self.end_shard_lease(of_lease(number), ShardPlace::Waiting);
+        }
         let unit = self.ledger.units.get(&number)?;
         if unit.deliveries < self.definition.max_deliveries.max(1) {
             self.relocate(number, to);
@@ -177,6 +218,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// the consumer with room for it that has the fewest tokens out (then the fewest taken since it joined, then the
     /// lowest id); one whose lease ran out comes after all others. If nobody has room for the oldest, nothing overtakes it.
     pub fn dispatch(&mut self, now_ms: u64, max_units: usize) -> Vec<Delivery<P>> {
+        debug_assert!(!self.takes_steps(), "units of steps go out as shards");
         self.ledger.end_delays(now_ms);
         let mut deliveries = Vec::new();
         while deliveries.len() < max_units {

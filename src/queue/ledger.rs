@@ -140,7 +140,8 @@ impl Counts {
     fn of(&mut self, place: Place) -> &mut Sum {
         match place {
             Place::Waiting | Place::Delayed { .. } => &mut self.waiting,
-            Place::Leased { .. } => &mut self.leased,
+            Place::Frozen { is_out: false } => &mut self.waiting,
+            Place::Leased { .. } | Place::Frozen { is_out: true } => &mut self.leased,
             Place::Parked(_) => &mut self.parked,
             Place::Acknowledged => &mut self.acknowledged,
             Place::Dropped(reason) => self.dropped.entry(reason).or_default(),
@@ -158,6 +159,8 @@ pub(super) struct Source {
 /// What a move did.
 pub(super) struct Moved<K> {
     pub(super) from: Place,
+    /// The step that the unit stands in.
+    pub(super) step: Option<u64>,
     pub(super) tokens: u64,
     pub(super) effects: Vec<QueueEffect<K>>,
 }
@@ -233,6 +236,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             pushed_at_ms: now_ms,
             deliveries: 0,
             place: Place::Waiting,
+            step: None,
             history: History::default(),
             family: new.family,
             oldest_versions: new.oldest_versions,
@@ -281,7 +285,7 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
     pub(super) fn move_to(&mut self, number: UnitNumber, to: Place) -> Option<Moved<K>> {
         let unit = self.units.get_mut(&number)?;
         let from = std::mem::replace(&mut unit.place, to);
-        let (tokens, rows) = (unit.tokens, unit.rows);
+        let (tokens, rows, step) = (unit.tokens, unit.rows, unit.step);
         if !to.keeps_payload() {
             unit.payload = None;
         }
@@ -301,18 +305,26 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
             Place::Waiting => drop(self.waiting.remove(&number)),
             Place::Delayed { until_ms } => drop(self.delayed.remove(&(until_ms, number))),
             Place::Dropped(DropReason::Undeliverable) => drop(self.undeliverable.remove(&number)),
-            Place::Leased { .. } | Place::Parked(_) | Place::Acknowledged | Place::Dropped(_) => {}
+            Place::Leased { .. }
+            | Place::Frozen { .. }
+            | Place::Parked(_)
+            | Place::Acknowledged
+            | Place::Dropped(_) => {}
         }
         match to {
             Place::Waiting => drop(self.waiting.insert(number)),
             Place::Delayed { until_ms } => drop(self.delayed.insert((until_ms, number))),
             Place::Dropped(DropReason::Undeliverable) => drop(self.undeliverable.insert(number)),
-            Place::Leased { .. } | Place::Parked(_) | Place::Acknowledged | Place::Dropped(_) => {}
+            Place::Leased { .. }
+            | Place::Frozen { .. }
+            | Place::Parked(_)
+            | Place::Acknowledged
+            | Place::Dropped(_) => {}
         }
         self.counts.of(from).remove(tokens, rows);
         self.counts.of(to).add(tokens, rows);
         let effects = sources.into_iter().filter_map(|source| self.note_settling(source, from, to)).collect();
-        Some(Moved { from, tokens, effects })
+        Some(Moved { from, step, tokens, effects })
     }
 
     fn note_settling(&mut self, key: K, from: Place, to: Place) -> Option<QueueEffect<K>> {
@@ -355,7 +367,8 @@ impl<K: Ord + Clone, P: Clone> Ledger<K, P> {
         match unit.place {
             Place::Acknowledged => self.counts.forgotten_acknowledged.add(sum),
             Place::Dropped(reason) => self.counts.forgotten_dropped.entry(reason).or_default().add(sum),
-            Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Parked(_) => {}
+            Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Frozen { .. } | Place::Parked(_) => {
+            }
         }
     }
 

@@ -11,7 +11,7 @@
 //!
 //! **Records and memory.** What must survive is applied from records that are durable, in the order of their positions:
 //! [`Queue::apply_group`], [`ConsumerGroup::push`], [`ConsumerGroup::apply_ack`], [`ConsumerGroup::apply_drop`],
-//! [`ConsumerGroup::apply_release`], [`ConsumerGroup::apply_seek`], [`ConsumerGroup::forget_source`]. The same sequence of these
+//! [`ConsumerGroup::apply_release`], [`ConsumerGroup::apply_frozen`], [`ConsumerGroup::apply_seek`], [`ConsumerGroup::forget_source`]. The same sequence of these
 //! gives the same settled units, counts and effects, whatever consumers did in between. Consumers, leases, delays, delivery numbers,
 //! the versions that trainers are on and the parking place are memory only: after a restart every unsettled unit waits at its place,
 //! and a consumer that comes back says what it holds. What asks (`judge_*`) records nothing; what a clock, a trainer's version or a
@@ -35,6 +35,7 @@
 //! 9. An ephemeral group has no leases, remembers nothing settled, and keeps its bound.
 //! 10. Waiting units, and no others, are found by the versions that sampled them.
 //! 11. Of each family the units are counted that wait or are put off.
+//! 12. A unit is frozen exactly while it stands in a step that is not over; steps know where their units and shards stand.
 
 mod consumers;
 mod cut;
@@ -45,8 +46,11 @@ mod invariants;
 mod lease;
 mod ledger;
 mod seek;
+mod settle;
+mod shards;
 mod staleness;
 mod stats;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod unit;
@@ -62,8 +66,10 @@ pub use effect::{
 pub use group::ConsumerGroup;
 pub use ledger::{RowStates, SettledSum, Tally};
 pub use seek::{History, SeekRefused};
+pub use shards::{OpenStep, RefetchRefused, ShardDelivery};
 pub use staleness::OldestVersions;
 pub use stats::{ConsumerFacts, GroupStats, WaitReason, WaitingFor};
+pub use steps::FrozenStep;
 pub use unit::{ConsumerId, DropReason, NewUnit, ParkedFor, Place, UnitId, UnitKind};
 
 /// Whether a consumer group is there already.

@@ -6,6 +6,8 @@
 
 use super::effect::QueueEffect;
 use super::group::ConsumerGroup;
+use super::shards::of_lease;
+use super::steps::ShardPlace;
 use super::unit::{NewUnit, Place, UnitId};
 
 /// The spans of moments in which a unit was acknowledged, in order: from each one's beginning until just before its end.
@@ -126,7 +128,8 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// A unit was acknowledged before this group was made again, as its history says, if it has one.
     pub fn restore_ack(&mut self, id: &UnitId) -> Vec<QueueEffect<K>> {
         let known = self.ledger.find(id).map(|(_, unit)| unit.history.clone()).filter(|history| history.lasts());
-        let effects = self.apply_ack(id, 0);
+        let number = self.ledger.find(id).map(|(number, _)| number);
+        let effects = number.map(|number| self.ack_unit(number, 0)).unwrap_or_default();
         if let Some(history) = known {
             self.restore_history(id, history);
         }
@@ -168,6 +171,13 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         for consumer in consumers {
             let leases = self.consumers.get(consumer).map(|consumer| consumer.leases.clone()).unwrap_or_default();
             for (_, number) in leases {
+                if self.takes_steps() {
+                    let at = of_lease(number);
+                    let deliveries = self.steps.shard(at).map_or(0, |shard| shard.deliveries);
+                    self.set_shard_deliveries(at, deliveries.saturating_sub(1));
+                    self.move_shard(at, ShardPlace::Waiting);
+                    continue;
+                }
                 if let Some(unit) = self.ledger.units.get_mut(&number) {
                     // It was not for its consumer to end it.
                     unit.deliveries = unit.deliveries.saturating_sub(1);
@@ -214,7 +224,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
                         unit.history.end(at);
                         (unit.payload, unit.deliveries, unit.pushed_at_ms) = (payload, 0, now_ms);
                         restored += 1;
-                        effects.extend(self.relocate(number, Place::Waiting));
+                        let is_in_step = unit.step.is_some();
+                        let to = if is_in_step { Place::Frozen { is_out: false } } else { Place::Waiting };
+                        effects.extend(self.relocate(number, to));
                     }
                     (false, true) => {
                         let given_up = unit.history.begin(at);
@@ -225,6 +237,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
                 }
             }
         }
+        self.steps_are_sought();
         self.verify();
         (restored, effects)
     }

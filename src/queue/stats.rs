@@ -1,6 +1,6 @@
 //! What people and heartbeats are told of a consumer group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::consumers::Consumer;
 use super::group::ConsumerGroup;
@@ -47,6 +47,8 @@ pub struct ConsumerFacts {
     pub name: String,
     /// The most tokens that may be out at it.
     pub credit_tokens: u64,
+    /// Which shard of each step it takes.
+    pub shard: Option<u32>,
     /// What is out at it.
     pub in_flight: Tally,
     /// What it was given since it joined.
@@ -64,6 +66,14 @@ pub struct ConsumerFacts {
 pub enum WaitReason {
     /// The group has no unsettled unit at all: rollouts have to finish first.
     NothingQueued,
+    /// Fewer units wait than make a step.
+    StepNotFull,
+    /// The record of the next step is on its way to the log.
+    Freezing,
+    /// As many steps are open as may be at once: others have to acknowledge their shards.
+    StepsOpen,
+    /// Another consumer takes this one's shard.
+    StandsBy,
     /// Every unsettled unit is out, at this consumer or others, or parked.
     AllOut,
     /// What waits was put off until then.
@@ -103,12 +113,14 @@ pub struct WaitingFor {
     pub waiting: Tally,
     /// What is out at this consumer.
     pub in_flight: Tally,
-    /// What is out at the others.
+    /// What is out at all consumers; where units go out in steps, units of steps of which something is out.
+    pub leased: Tally,
+    /// What is out at the others; shards, where units go out in steps.
     pub leased_to_others: Tally,
 }
 
 impl Consumer {
-    fn in_flight(&self) -> Tally {
+    pub(super) fn in_flight(&self) -> Tally {
         Tally { units: self.leases.len() as u64, tokens: self.in_flight_tokens }
     }
 }
@@ -118,8 +130,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     #[must_use]
     pub fn stats(&self, now_ms: u64) -> GroupStats {
         let counts = &self.ledger.counts;
-        let leased = self.consumers.iter().flat_map(|(_, consumer)| consumer.leases.iter().map(|(_, number)| *number));
-        let oldest = self.ledger.oldest_pushed_at_ms(leased);
+        let numbers = self.consumers.iter().flat_map(|(_, consumer)| consumer.leases.iter().map(|(_, number)| *number));
+        let leased: Vec<_> = if self.takes_steps() { self.in_open_steps() } else { numbers.collect() };
+        let oldest = self.ledger.oldest_pushed_at_ms(leased.into_iter());
         GroupStats {
             consumers: self.consumers.len(),
             pushed: counts.pushed.tally,
@@ -143,15 +156,27 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.ledger.counts.row_states()
     }
 
-    /// Whether some unit is ready, or put off for a while, and at no consumer.
+    /// Whether some unit is ready, or put off for a while, and at no consumer. Fewer units than make a step are not ready.
     #[must_use]
     pub fn has_waiting(&self) -> bool {
-        self.ledger.counts.waiting.tally.units > 0
+        match self.in_steps_alone() {
+            Some(families) => !families.is_empty(),
+            None => self.ledger.counts.waiting.tally.units > 0,
+        }
     }
 
-    /// The families of which some unit is ready, or put off for a while, and at no consumer.
+    /// The families of which some unit is ready, or put off for a while, and at no consumer. Fewer units than make a step are not ready:
+    /// they wait for others, which must not wait for them.
     pub fn waiting_families(&self) -> impl Iterator<Item = u64> {
-        self.ledger.families.keys().copied()
+        let in_steps_alone = self.in_steps_alone();
+        let is_ready = move |family: &u64| in_steps_alone.as_ref().is_none_or(|ready| ready.contains(family));
+        self.ledger.families.keys().copied().filter(is_ready)
+    }
+
+    /// Where fewer units wait than make a step: the families of the units in steps that nobody has anything of. None: all is ready.
+    fn in_steps_alone(&self) -> Option<BTreeSet<u64>> {
+        let units = self.definition.step?.units as usize;
+        (self.ledger.waiting.len() < units).then(|| self.families_in_steps())
     }
 
     /// The units that are undeliverable and can be released by hand, in the order in which they were made.
@@ -170,6 +195,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             consumer: id,
             name: consumer.name.clone(),
             credit_tokens: consumer.credit_tokens,
+            shard: consumer.shard,
             in_flight: consumer.in_flight(),
             delivered: Tally { units: consumer.delivered_units, tokens: consumer.delivered_tokens },
             last_sign_ms: consumer.last_sign_ms,
@@ -181,6 +207,9 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     /// Why a consumer is given nothing; `None` if it is not there.
     #[must_use]
     pub fn waiting_for(&self, consumer: ConsumerId) -> Option<WaitingFor> {
+        if self.takes_steps() {
+            return self.waits_for_shard(consumer);
+        }
         let consumer = self.consumers.get(consumer)?;
         let leased = self.ledger.counts.leased.tally;
         let in_flight = consumer.in_flight();
@@ -188,6 +217,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             reason: self.wait_reason(consumer),
             waiting: self.ledger.counts.waiting.tally,
             in_flight,
+            leased,
             leased_to_others: Tally { units: leased.units - in_flight.units, tokens: leased.tokens - in_flight.tokens },
         })
     }

@@ -4,6 +4,7 @@ mod cut;
 mod groups;
 mod leases;
 mod model;
+mod steps;
 mod units;
 mod whole;
 
@@ -19,6 +20,7 @@ pub(super) fn definition() -> GroupDefinition {
     GroupDefinition {
         policy: Some("actor".into()),
         unit: UnitKind::Row,
+        step: None,
         max_row_tokens: Some(4096),
         max_staleness_versions: None,
         ephemeral: false,

@@ -121,6 +121,8 @@ pub enum ParkedFor {
     Drop(DropReason),
     /// An acknowledgement.
     Acknowledgement,
+    /// The step that it is frozen in.
+    Step,
 }
 
 /// Where a unit stands. `Acknowledged` and `Dropped` are settled; the others are not, and are memory only: a replay
@@ -141,6 +143,11 @@ pub enum Place {
         /// Since when; the lease ends one lease length after this or the consumer's last sign of life.
         since_ms: u64,
     },
+    /// In a frozen step, whose shards are given out.
+    Frozen {
+        /// Whether some shard of the step is with a consumer.
+        is_out: bool,
+    },
     /// Neither waiting nor leased, because a record about it is on its way to the log.
     Parked(ParkedFor),
     /// Done with.
@@ -155,14 +162,15 @@ impl Place {
     pub fn is_settled(self) -> bool {
         match self {
             Self::Acknowledged | Self::Dropped(_) => true,
-            Self::Waiting | Self::Delayed { .. } | Self::Leased { .. } | Self::Parked(_) => false,
+            Self::Waiting | Self::Delayed { .. } | Self::Leased { .. } | Self::Frozen { .. } | Self::Parked(_) => false,
         }
     }
 
-    /// Whether it is in the line, or put off: nobody has it.
+    /// Whether it is in the line, put off, or in a step that nobody has anything of: nobody has it.
     pub(super) fn is_in_line(self) -> bool {
         match self {
             Self::Waiting | Self::Delayed { .. } => true,
+            Self::Frozen { is_out } => !is_out,
             Self::Leased { .. } | Self::Parked(_) | Self::Acknowledged | Self::Dropped(_) => false,
         }
     }
@@ -172,7 +180,7 @@ impl Place {
         match self {
             Self::Acknowledged => false,
             Self::Dropped(reason) => reason == DropReason::Undeliverable,
-            Self::Waiting | Self::Delayed { .. } | Self::Leased { .. } | Self::Parked(_) => true,
+            Self::Waiting | Self::Delayed { .. } | Self::Leased { .. } | Self::Frozen { .. } | Self::Parked(_) => true,
         }
     }
 }
@@ -190,6 +198,8 @@ pub(super) struct Unit<K, P> {
     /// How often it was given out since it was pushed or released.
     pub(super) deliveries: u32,
     pub(super) place: Place,
+    /// The step that it stands in, once that was frozen.
+    pub(super) step: Option<u64>,
     pub(super) history: History,
     pub(super) family: u64,
     pub(super) oldest_versions: OldestVersions,

@@ -38,6 +38,17 @@ pub enum Unit {
     Group,
 }
 
+/// How steps are made of units, for data-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepSettings {
+    /// How many units make a step.
+    pub units: u32,
+    /// Into how many shards its rows are split.
+    pub shards: u32,
+    /// The most tokens in one microbatch; a longer row is alone in one.
+    pub microbatch_tokens: u64,
+}
+
 /// Where a new consumer group begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StartPosition {
@@ -53,8 +64,10 @@ pub enum StartPosition {
 pub struct ConsumerGroupSettings {
     /// The policy whose rows it takes; none: every trained policy of the run.
     pub policy: Option<Name>,
-    /// What a unit is.
+    /// What a unit is; where units go out in steps, what a step counts.
     pub unit: Unit,
+    /// How steps are made of units, if they go out in steps.
+    pub step: Option<StepSettings>,
     /// Trained calls that are longer are left out.
     pub max_row_tokens: Option<u32>,
     /// How many versions the oldest trained token of a unit may be behind what the trainer is on; none: no bound.

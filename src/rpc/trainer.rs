@@ -388,8 +388,7 @@ async fn send_unit(
     count_wait(shared, &delivery);
     // What they hold in memory is counted until they are sent.
     let _shares: Vec<_> = delivery.rows.iter().map(|rows| Arc::clone(&rows.share)).collect();
-    let planned: Vec<_> = delivery.rows.iter().flat_map(UnitRows::planned).collect();
-    let room = match large_row_bytes(&planned) {
+    let room = match large_row_bytes(&delivery.planned()) {
         None => None,
         Some(bytes) => match outgoing.unit_room(bytes).await {
             None => return false,
@@ -401,7 +400,14 @@ async fn send_unit(
     let unit = delivery.unit.clone();
     let mut parts = UnitParts::of(delivery);
     while !parts.are_over() {
-        let Some((key, finalised)) = members.get(parts.member()) else { break };
+        if let Some(part) = parts.next_padding() {
+            let response = Some(subscribe_response::Response::UnitPart(part));
+            if !outgoing.send(v1::SubscribeResponse { response }, room.as_ref()).await {
+                return false;
+            }
+            continue;
+        }
+        let Some((key, finalised)) = parts.rollout().and_then(|rollout| members.get(rollout)) else { break };
         // Its tokens may leave memory while the part before waits for a slow reader.
         let found = match parts.are_amid_a_row() {
             true => Ok(Some(finalised.now())),

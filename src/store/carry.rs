@@ -112,6 +112,7 @@ pub fn gather(log: &dyn Log, wanted: Wanted) -> Result<Option<Gathered>, LogErro
             | Record::Acknowledged { .. }
             | Record::UnitDropped { .. }
             | Record::UnitReleased { .. }
+            | Record::StepFrozen { .. }
             | Record::SnapshotBegins { .. }
             | Record::RunSnapshot { .. }
             | Record::RunTotals { .. }

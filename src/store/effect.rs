@@ -8,7 +8,7 @@ use crate::forest::Placement;
 use crate::group::Decided;
 use crate::ids::{CallId, ConsumerGroupId, GroupId, RolloutId, RunId};
 use crate::log::{Position, RetiredFor};
-use crate::queue::{ConsumerId, DropReason, GroupDefinition, UnitId};
+use crate::queue::{ConsumerId, DropReason, FrozenStep, GroupDefinition, UnitId};
 use crate::rollout::FinalisedRollout;
 use crate::rollout::event::Discarded;
 use crate::rollout::run_settings::RunSettings;
@@ -131,6 +131,15 @@ pub enum Sequenced {
         /// The unit.
         unit: UnitId,
     },
+    /// Units were frozen as a step.
+    StepFrozen {
+        /// Their run.
+        run: RunId,
+        /// The consumer group.
+        consumer_group: ConsumerGroupId,
+        /// The step.
+        step: Box<FrozenStep>,
+    },
     /// A group was released, or dropped.
     GroupReleased {
         /// Its run.
@@ -212,6 +221,7 @@ impl Sequenced {
             | Self::Acknowledged { run, .. }
             | Self::UnitDropped { run, .. }
             | Self::UnitReleased { run, .. }
+            | Self::StepFrozen { run, .. }
             | Self::GroupReleased { run, .. }
             | Self::RolloutsRetired { run, .. }
             | Self::ConsumerGroupExpired { run, .. }

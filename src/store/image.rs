@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::group::Group;
-use crate::queue::{DropReason, History, Place};
+use crate::queue::{DropReason, History, OpenStep, Place};
 
 use super::sequencer::Sequencer;
 use super::{RolloutKey, Slot};
@@ -45,6 +45,19 @@ pub struct Image {
     /// Consumer groups, by run and name: where each was made and last changed, how often it was sought, up to where what it
     /// knew is forgotten, and where it is blurred.
     pub consumer_groups: BTreeMap<(String, String), [u64; 6]>,
+    /// How many steps consumer groups have frozen, and those that are not acknowledged, by run and name.
+    pub steps: BTreeMap<(String, String), (u64, Vec<StepImage>)>,
+}
+
+/// A step that is not acknowledged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepImage {
+    /// Which.
+    pub index: u64,
+    /// Its units, in order.
+    pub members: Vec<String>,
+    /// Its shards that are not acknowledged.
+    pub missing_shards: Vec<u32>,
 }
 
 impl Sequencer {
@@ -83,12 +96,23 @@ impl Sequencer {
             let (from, until) = group.blurred().unwrap_or_default();
             let facts =
                 [group.made_at(), group.changed_at(), group.seek_count(), group.forgotten_through(), from, until];
+            let of_step = |step: OpenStep| {
+                let members = group.step_members(step.index).unwrap_or_default();
+                let members = members.iter().map(|(id, ..)| id.as_str().to_owned()).collect();
+                StepImage { index: step.index, members, missing_shards: step.missing_shards }
+            };
+            let steps = group.open_steps().into_iter().map(of_step).collect();
+            image.steps.insert((run.to_string(), name.to_owned()), (group.next_step_index(), steps));
             image.consumer_groups.insert((run.to_string(), name.to_owned()), facts);
             for (unit, place) in group.units() {
                 let place = match place {
                     Place::Acknowledged => UnitImage::Acknowledged,
                     Place::Dropped(reason) => UnitImage::Dropped(reason),
-                    Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Parked(_) => UnitImage::Due,
+                    Place::Waiting
+                    | Place::Delayed { .. }
+                    | Place::Leased { .. }
+                    | Place::Frozen { .. }
+                    | Place::Parked(_) => UnitImage::Due,
                 };
                 let moments = group.history(unit).map(History::moments).unwrap_or_default();
                 image.units.insert((run.to_string(), name.to_owned(), unit.as_str().to_owned()), (place, moments));

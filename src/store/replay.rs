@@ -60,6 +60,7 @@ impl Reading {
             | Record::Acknowledged { .. }
             | Record::UnitDropped { .. }
             | Record::UnitReleased { .. }
+            | Record::StepFrozen { .. }
             | Record::RolloutCopyBegins(_)
             | Record::RolloutCopied { .. }
             | Record::RunTotals { .. }
@@ -105,6 +106,7 @@ impl Sequencer {
         // What did not come to its end comes to nothing.
         self.copying.clear();
         self.groups_are_read();
+        self.steps_are_read();
         self.count_calls();
         self.hold_back();
         if let Some(refusal) = self.reading.not_restored.take() {
@@ -171,6 +173,9 @@ impl Sequencer {
             }
             Record::UnitReleased { run, consumer_group, unit } => {
                 self.apply(position, Sequenced::UnitReleased { run, consumer_group, unit });
+            }
+            Record::StepFrozen { run, consumer_group, step } => {
+                self.apply(position, Sequenced::StepFrozen { run, consumer_group, step });
             }
             Record::RolloutsRetired { run, rollouts, reason } => {
                 self.apply(position, Sequenced::RolloutsRetired { run, rollouts, reason });

@@ -19,6 +19,7 @@ mod message;
 mod open;
 mod recovery;
 mod rows_out;
+mod steps;
 mod watching;
 mod wire;
 mod workload;
@@ -36,12 +37,14 @@ const ROUNDS_MIN: usize = 5;
 type Row = (&'static str, fn(&Asked, &mut Report));
 
 /// All rows, in the order of the table.
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 16] = [
     ("linking-full", linking::full_prompts),
     ("linking-deltas", linking::deltas),
     ("ingest-full", ingest::full_prompts),
     ("ingest-deltas", ingest::deltas),
     ("rows-out", rows_out::rows_out),
+    ("steps", steps::population),
+    ("groups-released", steps::groups_released),
     ("memory", memory::population),
     ("growth", growth::growth),
     ("durable-ingest", ingest::durable),

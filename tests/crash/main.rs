@@ -32,6 +32,7 @@ mod check;
 mod driver;
 mod plan;
 mod processes;
+mod ranks;
 mod rows;
 mod trainer;
 mod undisturbed;
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
     let arguments = Arguments(std::env::args().skip(1).collect());
     let first = arguments.0.first().map(String::as_str).unwrap_or_default();
     // A question after the names of tests, or a filter for those of other targets.
-    let is_asked = first.starts_with("--") || ["worker", "trainer"].contains(&first) || "crash".contains(first);
+    let is_asked = first.starts_with("--") || ["worker", "trainer", "rank"].contains(&first) || "crash".contains(first);
     if !is_asked || arguments.0.iter().any(|argument| argument == "--list") {
         return ExitCode::SUCCESS;
     }
@@ -91,7 +92,22 @@ fn main() -> ExitCode {
             let group = GROUPS[arguments.place("--group") % GROUPS.len()];
             runtime.block_on(trainer::run(address(), group, arguments.place("--member"), path))
         }
-        _ => return driver::run(&runtime, arguments.number("--rounds"), arguments.number("--seed")),
+        "rank" => {
+            processes::end_with_parent();
+            let shard = u32::try_from(arguments.place("--member")).unwrap_or_default();
+            runtime.block_on(ranks::run(address(), shard))
+        }
+        _ => {
+            match ranks::check(&runtime, arguments.number("--seed").unwrap_or(1)) {
+                Ok(found) => println!("{found}"),
+                Err(fault) => {
+                    println!("ranks: {fault}");
+                    println!("0 passed, 1 failed");
+                    return ExitCode::FAILURE;
+                }
+            }
+            return driver::run(&runtime, arguments.number("--rounds"), arguments.number("--seed"));
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

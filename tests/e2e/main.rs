@@ -53,3 +53,5 @@ mod retention;
 mod seek;
 mod smoke;
 mod staleness;
+mod steps;
+mod steps_ends;

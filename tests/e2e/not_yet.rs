@@ -76,12 +76,8 @@ async fn subscriptions_that_are_not_there_take_nothing() {
         v1::Subscription { settings: Some(settings), ..subscription("run", "trainers") }
     };
     let asked = [
-        ("step", of(|settings| settings.unit = v1::Unit::Step.into())),
-        ("step settings", of(|settings| settings.step = Some(v1::StepSettings::default()))),
         ("tree", of(|settings| settings.shape = v1::Shape::Tree.into())),
         ("packed", of(|settings| settings.shape = v1::Shape::Packed.into())),
-        ("shard", v1::Subscription { shard: Some(0), ..subscription("run", "trainers") }),
-        ("step index", v1::Subscription { step_index: Some(0), ..subscription("run", "trainers") }),
     ];
     for (what, subscription) in asked {
         let answer = Trainer::subscribe(life.service.channel().await, subscription).await;

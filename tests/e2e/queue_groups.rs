@@ -225,7 +225,7 @@ async fn a_subscription_that_is_none_is_refused() {
             group("trainers", v1::ConsumerGroupSettings { shape: v1::Shape::Tree.into(), ..settings() }),
             "not_in_this_release",
         ),
-        (v1::Subscription { shard: Some(0), ..subscription("run", "trainers") }, "not_in_this_release"),
+        (v1::Subscription { shard: Some(0), ..subscription("run", "trainers") }, "invalid_value"),
     ];
     for (subscription, expected) in cases {
         let status = refused(&service, subscription).await;

@@ -74,7 +74,8 @@ pub(crate) fn same(was: &Image, is: &Image) -> Result<(), String> {
     let rollouts = first_difference(&was.rollouts, &is.rollouts);
     let difference = rollouts
         .or_else(|| first_difference(&was.groups, &is.groups))
-        .or_else(|| first_difference(&was.units, &is.units));
+        .or_else(|| first_difference(&was.units, &is.units))
+        .or_else(|| first_difference(&was.steps, &is.steps));
     difference.map_or(Ok(()), Err)
 }
 
@@ -96,6 +97,7 @@ fn kind(record: &Record) -> &'static str {
         Record::UnitDropped { reason: DropReason::Undeliverable, .. } => "unit undeliverable",
         Record::UnitDropped { .. } => "unit dropped by hand",
         Record::UnitReleased { .. } => "unit released",
+        Record::StepFrozen { .. } => "step frozen",
         Record::SnapshotBegins { .. } | Record::RunSnapshot { .. } | Record::RunTotals { .. } => "snapshot",
         Record::Tombstones { .. } => "tombstones",
         Record::RolloutsRetired { .. } => "rollouts retired",

@@ -18,7 +18,7 @@ fn bounded(max_staleness: u64, version: Option<u64>) -> v1::Subscription {
 }
 
 /// A rollout of one row, whose generated tokens these versions have sampled, one each.
-async fn sampled(worker: &mut Worker, rollout: &str, versions: &[u64]) -> String {
+pub(crate) async fn sampled(worker: &mut Worker, rollout: &str, versions: &[u64]) -> String {
     let generation: Vec<u32> = (0..versions.len().max(1)).map(|token| token as u32).collect();
     let spans = versions.iter().zip(0..).map(|(version, at)| v1::PolicyVersionSpan {
         start: at,

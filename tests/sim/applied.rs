@@ -48,7 +48,12 @@ pub(crate) async fn gather(store: &Store, delivery: UnitDelivery) -> Result<Opti
     let members: Vec<_> = delivery.rows.iter().map(|rows| (rows.about.key(), Arc::clone(&rows.finalised))).collect();
     let mut parts = UnitParts::of(delivery);
     while !parts.are_over() {
-        let Some((key, finalised)) = members.get(parts.member()) else { break };
+        if let Some(part) = parts.next_padding() {
+            whole = part.last;
+            unit.take(part);
+            continue;
+        }
+        let Some((key, finalised)) = parts.rollout().and_then(|rollout| members.get(rollout)) else { break };
         let rollout = store.with_tokens(key, finalised).await.map_err(|refusal| refusal.to_string())?;
         let Some(rollout) = rollout else { return Ok(None) };
         let Some(part) = parts.next_part(&rollout) else { break };

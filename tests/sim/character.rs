@@ -237,6 +237,7 @@ fn consumer_groups(chance: &mut SplitMix64) -> Vec<ConsumerGroup> {
         ConsumerGroup {
             name: ConsumerGroupId::parse(&format!("group-{place}")).expect("an id"),
             settings: ConsumerGroupSettings {
+                step: None,
                 policy,
                 unit,
                 max_row_tokens,

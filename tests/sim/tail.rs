@@ -41,6 +41,8 @@ async fn watch(world: &Rc<World>, life: &Rc<Life>) {
     let (sender, mut line) = mpsc::channel(LINE);
     let start = if world.one_in(2) { StartPosition::Earliest } else { StartPosition::Latest };
     let subscription = Subscription {
+        shard: None,
+        step_index: None,
         run: plan::run(),
         consumer_group: ConsumerGroupId::parse(&format!("ephemeral/{}", consumer.0)).expect("an id"),
         consumer_name: String::new(),

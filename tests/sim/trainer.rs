@@ -136,6 +136,8 @@ impl Member {
         let (sender, line) = mpsc::channel(capacity);
         let held = self.applied().borrow().held_by(self.member);
         let subscription = Subscription {
+            shard: None,
+            step_index: None,
             run: plan::run(),
             consumer_group: of_group.name.clone(),
             consumer_name: if of_group.named { self.name.clone() } else { String::new() },
@@ -244,6 +246,7 @@ impl Member {
                     self.world.count(
                         match outcome {
                             AckOutcome::Acknowledged => "acknowledged",
+                            AckOutcome::ShardAcknowledged => "shards acknowledged",
                             AckOutcome::Already => "acknowledged before",
                             AckOutcome::Unknown => "unknown units",
                             AckOutcome::Dropped => "dropped units",

@@ -278,6 +278,7 @@ pub(crate) struct Unit {
     pub(crate) delivery_count: u32,
     pub(crate) tokens: u64,
     pub(crate) group: Option<v1::GroupFigures>,
+    pub(crate) step: Option<v1::StepShard>,
     pub(crate) rows: Vec<Row>,
 }
 
@@ -296,6 +297,7 @@ impl Unit {
     pub(crate) fn take(&mut self, part: v1::UnitPart) {
         (self.unit_id, self.delivery_count, self.tokens) = (part.unit_id, part.delivery_count, part.unit_tokens);
         self.group = self.group.take().or(part.group);
+        self.step = self.step.take().or(part.step);
         for part in part.rows {
             if self.rows.last().is_none_or(|row| row.row_id != part.row_id) {
                 self.rows.push(Row {

@@ -3,7 +3,7 @@
 use crate::forest::plan::SharedCallOwner;
 use crate::group::{Estimator, Member, ReleasedFor};
 use crate::log::RetiredFor;
-use crate::queue::{DropReason, UnitKind};
+use crate::queue::{CutVersion, DropReason, UnitKind};
 use crate::rollout::event::{AgentStatus, Decision, DiscardedBy, Disposition};
 use crate::rollout::run_settings::{StartPosition, Unit};
 use crate::rollout::settings::{
@@ -80,6 +80,7 @@ codes! {
     Unit { 1 = Row, 2 = Rollout, 3 = Group }
     StartPosition { 1 = Earliest, 2 = Latest }
     UnitKind { 1 = Row, 2 = Rollout, 3 = Group }
+    CutVersion { 1 = First }
     Member { 1 = Open, 2 = Finalised, 3 = Out, 4 = WillRetry }
     Estimator { 1 = None, 2 = Mean, 3 = Grpo, 4 = Rloo }
     ReleasedFor { 1 = Whole, 2 = Quorum, 3 = Timeout, 4 = Operator }

@@ -26,6 +26,7 @@ mod queue;
 mod rollout;
 mod run;
 mod snapshot;
+mod step;
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests;
@@ -154,7 +155,7 @@ pub fn decode(kind: u8, payload: &[u8]) -> Result<Record, CodecError> {
 /// The payload of every kind.
 #[derive(Message)]
 struct RecordMessage<'a> {
-    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20")]
+    #[prost(oneof = "Form", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21")]
     record: Option<Form<'a>>,
 }
 
@@ -201,6 +202,8 @@ enum Form<'a> {
     GroupRules(group::GroupRulesMessage),
     #[prost(message, tag = "20")]
     GroupReleased(Box<group::GroupReleasedMessage>),
+    #[prost(message, tag = "21")]
+    StepFrozen(step::StepFrozenMessage),
 }
 
 impl Form<'_> {
@@ -227,11 +230,12 @@ impl Form<'_> {
             Self::Sought(_) => 18,
             Self::GroupRules(_) => 19,
             Self::GroupReleased(_) => 20,
+            Self::StepFrozen(_) => 21,
         }
     }
 }
 
-const LAST_KIND: u8 = 20;
+const LAST_KIND: u8 = 21;
 
 #[derive(Message)]
 struct RunDeletedMessage {
@@ -319,6 +323,9 @@ fn form_of(record: &Record) -> (u8, Form<'_>) {
             Form::ConsumerGroupExpired(queue::ConsumerGroupExpiredMessage::of(run, consumer_group))
         }
         Record::Sought { run, consumer_group, to } => Form::Sought(queue::SoughtMessage::of(run, consumer_group, *to)),
+        Record::StepFrozen { run, consumer_group, step } => {
+            Form::StepFrozen(step::StepFrozenMessage::of(run, consumer_group, step))
+        }
         Record::SnapshotBegins { runs } => Form::SnapshotBegins(snapshot::SnapshotBeginsMessage { runs: *runs }),
         Record::RunSnapshot { run, settings_version, settings, created_unix_ms, consumer_groups } => {
             let run = run::RunMessage::of(run, *settings_version, settings);
@@ -356,6 +363,7 @@ fn record_of(kind: u8, payload: &[u8]) -> Result<Record, Fault> {
         }),
         Form::GroupRules(message) => message.into_record(),
         Form::GroupReleased(message) => message.into_record(),
+        Form::StepFrozen(message) => message.into_record(),
         Form::Rollout(message) => {
             let (run, rollout, attempt, record) = message.into_parts()?;
             Ok(Record::Rollout { run, rollout, attempt, record })

@@ -10,6 +10,7 @@ use super::Fault;
 use super::codes::{Coded, coded};
 use super::fields::{identifier, present};
 use super::run::by_bound;
+use super::step::StepMessage;
 
 #[derive(Message)]
 pub(super) struct ConsumerGroupMessage {
@@ -40,6 +41,9 @@ pub(super) struct GroupDefinitionMessage {
     bounded_unit: u32,
     #[prost(uint64, optional, tag = "7")]
     max_staleness_versions: Option<u64>,
+    /// Instead of both units, where units go out in steps.
+    #[prost(message, optional, tag = "8")]
+    step: Option<StepMessage>,
 }
 
 #[derive(Message)]
@@ -180,13 +184,15 @@ impl ConsumerGroupMessage {
 
 impl GroupDefinitionMessage {
     pub(super) fn of(definition: &GroupDefinition) -> Self {
-        let GroupDefinition { policy, unit, max_row_tokens, max_staleness_versions, ephemeral, max_deliveries } =
+        let GroupDefinition { policy, unit, step, max_row_tokens, max_staleness_versions, ephemeral, max_deliveries } =
             definition;
-        let (unit, bounded_unit) = by_bound(unit.code(), *max_staleness_versions);
+        let step = step.map(|step| StepMessage::of_definition(step, unit.code()));
+        let (unit, bounded_unit) = if step.is_some() { (0, 0) } else { by_bound(unit.code(), *max_staleness_versions) };
         Self {
             policy: policy.clone(),
             unit,
             bounded_unit,
+            step,
             max_row_tokens: *max_row_tokens,
             max_staleness_versions: *max_staleness_versions,
             ephemeral: *ephemeral,
@@ -195,9 +201,11 @@ impl GroupDefinitionMessage {
     }
 
     pub(super) fn into_definition(self) -> Result<GroupDefinition, Fault> {
+        let stepped_unit = self.step.as_ref().map_or(0, |step| step.stepped_unit);
         Ok(GroupDefinition {
             policy: self.policy,
-            unit: coded("definition.unit", self.unit.max(self.bounded_unit))?,
+            unit: coded("definition.unit", self.unit.max(self.bounded_unit).max(stepped_unit))?,
+            step: self.step.map(|step| step.definition()),
             max_row_tokens: self.max_row_tokens,
             max_staleness_versions: self.max_staleness_versions,
             ephemeral: self.ephemeral,

@@ -15,6 +15,7 @@ use crate::rollout::settings::{RolloutSettings, RowWeight, UnreadAnswersRule};
 use super::Fault;
 use super::codes::{Coded, coded};
 use super::fields::{identifier, identifiers, optional_identifier, present, texts};
+use super::step::StepMessage;
 
 #[derive(Message)]
 pub(super) struct RunMessage {
@@ -87,6 +88,9 @@ struct ConsumerGroupSettingsMessage {
     bounded_unit: u32,
     #[prost(uint64, optional, tag = "7")]
     max_staleness_versions: Option<u64>,
+    /// Instead of both units, where units go out in steps.
+    #[prost(message, optional, tag = "8")]
+    step: Option<StepMessage>,
 }
 
 #[derive(Message)]
@@ -246,13 +250,15 @@ fn other_than(value: u64, default: u64) -> Option<u64> {
 
 impl ConsumerGroupSettingsMessage {
     fn of(name: &ConsumerGroupId, settings: &ConsumerGroupSettings) -> Self {
-        let ConsumerGroupSettings { policy, unit, max_row_tokens, max_staleness_versions, start } = settings;
-        let (unit, bounded_unit) = by_bound(unit.code(), *max_staleness_versions);
+        let ConsumerGroupSettings { policy, unit, step, max_row_tokens, max_staleness_versions, start } = settings;
+        let step = step.map(|step| StepMessage::of_settings(step, unit.code()));
+        let (unit, bounded_unit) = if step.is_some() { (0, 0) } else { by_bound(unit.code(), *max_staleness_versions) };
         Self {
             name: name.to_string(),
             policy: policy.as_ref().map(Name::to_string),
             unit,
             bounded_unit,
+            step,
             max_row_tokens: *max_row_tokens,
             max_staleness_versions: *max_staleness_versions,
             start: start.code(),
@@ -262,9 +268,11 @@ impl ConsumerGroupSettingsMessage {
     fn into_settings(self) -> Result<(ConsumerGroupId, ConsumerGroupSettings), Fault> {
         let name = identifier("settings.consumer_groups.name", &self.name, ConsumerGroupId::parse)?;
         let policy = optional_identifier("settings.consumer_groups.policy", self.policy.as_deref(), Name::parse)?;
+        let stepped_unit = self.step.as_ref().map_or(0, |step| step.stepped_unit);
         let settings = ConsumerGroupSettings {
             policy,
-            unit: coded("settings.consumer_groups.unit", self.unit.max(self.bounded_unit))?,
+            unit: coded("settings.consumer_groups.unit", self.unit.max(self.bounded_unit).max(stepped_unit))?,
+            step: self.step.map(|step| step.settings()),
             max_row_tokens: self.max_row_tokens,
             max_staleness_versions: self.max_staleness_versions,
             start: coded("settings.consumer_groups.start", self.start)?,

@@ -38,6 +38,9 @@ struct ConsumerGroupSnapshotMessage {
     made_at: u64,
     #[prost(uint64, tag = "4")]
     seek_count: u64,
+    // Builds that do not know it have refused the definition that it comes from.
+    #[prost(uint64, tag = "5")]
+    next_step_index: u64,
 }
 
 #[derive(Message)]
@@ -81,6 +84,7 @@ impl RunSnapshotMessage {
             definition: Some(GroupDefinitionMessage::of(&group.definition)),
             made_at: group.made_at.0,
             seek_count: group.seek_count,
+            next_step_index: group.next_step_index,
         };
         Self { run: Some(run), created_unix_ms, consumer_groups: consumer_groups.iter().map(message).collect() }
     }
@@ -93,6 +97,7 @@ impl RunSnapshotMessage {
                 definition: present("definition", message.definition)?.into_definition()?,
                 made_at: Position(message.made_at),
                 seek_count: message.seek_count,
+                next_step_index: message.next_step_index,
             })
         };
         let consumer_groups = self.consumer_groups.into_iter().map(consumer_group).collect::<Result<_, Fault>>()?;

@@ -162,7 +162,7 @@ fn check(made: &Cut, members: &[Vec<RowSize>], definition: &StepDefinition) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_cut_is_what_the_contract_says(

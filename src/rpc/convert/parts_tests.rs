@@ -11,7 +11,7 @@ use crate::rpc::convert::examples::{about, bytes, call, finalised, finish, setti
 use crate::rpc::convert::fields::timestamp;
 
 /// A unit of all rows of a rollout of two policies: one line of eight calls, and twelve other leaves.
-fn unit() -> (UnitHead, UnitRows, Arc<FinalisedRollout>) {
+fn unit() -> (UnitHead, Piece, Arc<FinalisedRollout>) {
     let mut events =
         vec![Event::Open(v1::Open { group_size: Some(4), tags: [("task".to_owned(), "t".repeat(40))].into() })];
     let mut context: Vec<u32> = vec![1; 100];
@@ -36,15 +36,16 @@ fn unit() -> (UnitHead, UnitRows, Arc<FinalisedRollout>) {
     let tokens = planned.iter().flat_map(|(plan, _)| &plan.rows).map(|row| u64::from(row.tokens)).sum();
     let about = about();
     let identity = RowIdentity { run: about.run, rollout: about.rollout, attempt: about.attempt };
-    let rows = UnitRows { identity, finalised_unix_ms: 1500, planned: planned.into(), group: None };
+    let (finalised_unix_ms, planned) = (1500, planned.into());
+    let rows = UnitRows { rollout: 0, identity, finalised_unix_ms, planned, group: None, microbatch: None };
     let head = UnitHead {
         unit_id: "run/rollout/2".to_owned(),
-        unit: Unit::Rollout,
+        unit: v1::Unit::Rollout,
         delivery_count: 3,
         unit_tokens: tokens,
         seek_count: 1,
     };
-    (head, rows, rollout)
+    (head, Piece::Rows(rows), rollout)
 }
 
 /// All messages.
@@ -168,13 +169,13 @@ fn a_row_says_what_it_is() {
 
 #[test]
 fn a_unit_of_one_row_is_that_row_and_one_without_rows_is_an_empty_message() {
-    let (head, mut rows, rollout) = unit();
+    let (head, Piece::Rows(mut rows), rollout) = unit() else { panic!("it has rows") };
     let other = Arc::clone(&rows.planned[1].0);
     rows.planned = vec![(Arc::clone(&other), 5..6)];
-    let parts = all(UnitParts::new(&head, vec![rows.clone()]), &rollout);
+    let parts = all(UnitParts::new(&head, vec![Piece::Rows(rows.clone())]), &rollout);
     assert_eq!((parts.len(), parts[0].rows.len(), parts[0].unit_rows), (1, 1, 1));
     assert_eq!(parts[0].rows[0].header.as_ref().unwrap().row_index, 5);
     rows.planned = vec![(other, 3..3)];
-    let parts = all(UnitParts::new(&head, vec![rows]), &rollout);
+    let parts = all(UnitParts::new(&head, vec![Piece::Rows(rows)]), &rollout);
     assert_eq!((parts.len(), parts[0].rows.len(), parts[0].last), (1, 0, true));
 }

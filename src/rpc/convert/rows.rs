@@ -12,6 +12,7 @@ use crate::forest::rows::{Row, RowSpan};
 use crate::ids::{CallId, RolloutId, RunId, row_id};
 use crate::limits;
 use crate::proto::v1;
+use crate::queue::PADDING_ROW_TOKENS;
 use crate::rollout::FinalisedRollout;
 use crate::rollout::settings::RowWeight;
 use crate::store::sequencer::GroupOfUnit;
@@ -63,6 +64,8 @@ pub struct RowSource<'a> {
     pub finalised_unix_ms: u64,
     /// Its group, if it has waited for that.
     pub group: Option<&'a GroupOfUnit>,
+    /// In which microbatch of its shard it stands, if it is one of a step.
+    pub microbatch: Option<u32>,
 }
 
 impl RowSource<'_> {
@@ -117,7 +120,7 @@ impl RowSource<'_> {
             incomplete: self.rollout.incomplete(),
             degenerate: self.advantage().is_some() && self.group.is_some_and(|group| group.release.is_degenerate()),
             padding: false,
-            microbatch_index: None,
+            microbatch_index: self.microbatch,
             span_count: count(row.spans.len()),
             finalise_time: Some(timestamp(self.finalised_unix_ms)),
         }
@@ -167,6 +170,29 @@ impl RowSource<'_> {
         }
     }
 }
+
+/// A row that fills up a microbatch of a shard: a token that trains nothing.
+#[must_use]
+pub fn padding(unit_id: &str, (run, policy): (&RunId, Option<&str>), microbatch: u32) -> v1::RowPart {
+    v1::RowPart {
+        row_id: format!("{unit_id}/padding/{microbatch}"),
+        header: Some(v1::RowHeader {
+            run_id: run.to_string(),
+            policy: policy.unwrap_or_default().to_owned(),
+            tokens: PADDING_ROW_TOKENS,
+            padding: true,
+            microbatch_index: Some(microbatch),
+            ..v1::RowHeader::default()
+        }),
+        token_ids: Bytes::from_static(&[0; 4]),
+        loss_mask: Bytes::from_static(&[0]),
+        logprobs: Bytes::from_static(&[0; 4]),
+        last: true,
+        ..v1::RowPart::default()
+    }
+}
+
+const _: () = assert!(PADDING_ROW_TOKENS == 1);
 
 /// The weights that a call was sampled at.
 pub(super) fn version_spans(call: &crate::forest::call::Call) -> Vec<v1::PolicyVersionSpan> {

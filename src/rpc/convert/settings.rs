@@ -5,13 +5,15 @@ use std::collections::HashSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use crate::error::Refusal;
+use crate::error::{Reason, Refusal};
 use crate::forest::plan::SharedCallOwner;
 use crate::group::{Estimator, GroupRules};
 use crate::ids::{ConsumerGroupId, Name, RunId};
 use crate::limits;
 use crate::proto::v1;
-use crate::rollout::run_settings::{ConsumerGroupSettings, GROUP_TIMEOUT_MS, RunSettings, StartPosition, Unit};
+use crate::rollout::run_settings::{
+    ConsumerGroupSettings, GROUP_TIMEOUT_MS, RunSettings, StartPosition, StepSettings, Unit,
+};
 use crate::rollout::settings::{
     AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings, RowWeight,
     UnreadAnswersRule,
@@ -263,10 +265,20 @@ pub fn consumer_group_settings(
     path: &str,
 ) -> Result<ConsumerGroupSettings, Refusal> {
     let field = |name: &str| format!("{path}.{name}");
-    let unit = unit(message.unit, field("unit"))?;
-    if message.step.is_some() {
-        return Err(not_in_this_release(field("step"), "steps for data-parallel ranks"));
-    }
+    let (unit, step) = match (unit(message.unit, field("unit"))?, &message.step) {
+        (Some(unit), None) => (unit, None),
+        (None, Some(step)) => {
+            let (unit, step) = steps(step, &field("step"))?;
+            (unit, Some(step))
+        }
+        (None, None) => return Err(missing(&field("step"))),
+        (Some(_), Some(_)) => {
+            return Err(invalid(
+                field("step"),
+                "is given, and the unit is another; set unit to step, or leave step out",
+            ));
+        }
+    };
     match known(message.shape, field("shape"))? {
         v1::Shape::Unspecified | v1::Shape::Leaf => {}
         v1::Shape::Tree | v1::Shape::Packed => {
@@ -281,19 +293,50 @@ pub fn consumer_group_settings(
     Ok(ConsumerGroupSettings {
         policy,
         unit,
+        step,
         max_row_tokens: max_row_tokens(message.max_row_tokens, field("max_row_tokens"))?,
         max_staleness_versions: message.max_staleness_versions,
         start,
     })
 }
 
-fn unit(number: i32, field: String) -> Result<Unit, Refusal> {
-    match known(number, &field)? {
-        v1::Unit::Unspecified | v1::Unit::Row => Ok(Unit::Row),
-        v1::Unit::Rollout => Ok(Unit::Rollout),
-        v1::Unit::Group => Ok(Unit::Group),
-        v1::Unit::Step => Err(not_in_this_release(field, "steps for data-parallel ranks")),
+/// What a unit is; none: a shard of a step.
+fn unit(number: i32, field: String) -> Result<Option<Unit>, Refusal> {
+    Ok(match known(number, field)? {
+        v1::Unit::Unspecified | v1::Unit::Row => Some(Unit::Row),
+        v1::Unit::Rollout => Some(Unit::Rollout),
+        v1::Unit::Group => Some(Unit::Group),
+        v1::Unit::Step => None,
+    })
+}
+
+/// What steps count, and how they are made.
+fn steps(message: &v1::StepSettings, path: &str) -> Result<(Unit, StepSettings), Refusal> {
+    let field = |name: &str| format!("{path}.{name}");
+    let counted = match known(message.counted_unit, field("counted_unit"))? {
+        v1::Unit::Unspecified | v1::Unit::Rollout => Unit::Rollout,
+        v1::Unit::Group => Unit::Group,
+        v1::Unit::Row | v1::Unit::Step => {
+            return Err(invalid(field("counted_unit"), "is neither rollout nor group: steps are made of these"));
+        }
+    };
+    let within = |value: u32, most: u32, name: &str| match value {
+        0 => Err(missing(&field(name))),
+        value if value > most => {
+            Err(Refusal::new(Reason::OverLimit, format!("{} is {value}, more than {most}", field(name)))
+                .field(field(name)))
+        }
+        value => Ok(value),
+    };
+    if message.microbatch_tokens == 0 {
+        return Err(missing(&field("microbatch_tokens")));
     }
+    let step = StepSettings {
+        units: within(message.units, limits::STEP_UNITS_MAX, "units")?,
+        shards: within(message.shards, limits::STEP_SHARDS_MAX, "shards")?,
+        microbatch_tokens: message.microbatch_tokens,
+    };
+    Ok((counted, step))
 }
 
 /// The longest row; 0 means no limit.
@@ -317,8 +360,13 @@ pub fn consumer_group_settings_message(settings: &ConsumerGroupSettings) -> v1::
     };
     v1::ConsumerGroupSettings {
         policy: text(settings.policy.as_ref()),
-        unit: unit_message(settings.unit).into(),
-        step: None,
+        unit: if settings.step.is_some() { v1::Unit::Step } else { unit_message(settings.unit) }.into(),
+        step: settings.step.map(|StepSettings { units, shards, microbatch_tokens }| v1::StepSettings {
+            units,
+            counted_unit: unit_message(settings.unit).into(),
+            shards,
+            microbatch_tokens,
+        }),
         shape: v1::Shape::Leaf.into(),
         max_row_tokens: settings.max_row_tokens.map_or(0, u64::from),
         max_staleness_versions: settings.max_staleness_versions,

@@ -216,6 +216,28 @@ fn bad_values_are_refused_with_their_field() {
     }
 }
 
+fn in_steps() -> v1::StepSettings {
+    v1::StepSettings { units: 4, counted_unit: v1::Unit::Group.into(), shards: 2, microbatch_tokens: 4096 }
+}
+
+/// Has a group take steps.
+fn steps(group: &mut v1::ConsumerGroupSettings) -> &mut v1::StepSettings {
+    group.set_unit(v1::Unit::Step);
+    group.step.insert(in_steps())
+}
+
+#[test]
+fn steps_are_what_is_shown_of_them() {
+    let mut group = v1::ConsumerGroupSettings::default();
+    steps(&mut group);
+    let taken = consumer_group_settings(&group, "settings").unwrap();
+    assert_eq!((taken.unit, taken.step.map(|step| (step.units, step.shards))), (Unit::Group, Some((4, 2))));
+    let shown = consumer_group_settings_message(&taken);
+    assert_eq!((shown.unit(), shown.step), (v1::Unit::Step, Some(in_steps())));
+    steps(&mut group).counted_unit = v1::Unit::Unspecified.into();
+    assert_eq!(consumer_group_settings(&group, "settings").unwrap().unit, Unit::Rollout);
+}
+
 #[test]
 fn consumer_groups_are_checked_where_they_are_declared() {
     let path = "settings.consumer_groups[1]";
@@ -224,10 +246,15 @@ fn consumer_groups_are_checked_where_they_are_declared() {
     };
     refuses(twice, Reason::InvalidValue, &format!("{path}.consumer_group"));
     type Change = fn(&mut v1::ConsumerGroupSettings);
-    let bad: [(Change, Reason, &str); 7] = [
-        (|group| group.unit = v1::Unit::Step.into(), Reason::NotInThisRelease, "unit"),
+    let bad: [(Change, Reason, &str); 12] = [
+        (|group| group.unit = v1::Unit::Step.into(), Reason::MissingField, "step"),
+        (|group| group.step = Some(in_steps()), Reason::InvalidValue, "step"),
+        (|group| steps(group).units = 0, Reason::MissingField, "step.units"),
+        (|group| steps(group).units = limits::STEP_UNITS_MAX + 1, Reason::OverLimit, "step.units"),
+        (|group| steps(group).shards = limits::STEP_SHARDS_MAX + 1, Reason::OverLimit, "step.shards"),
+        (|group| steps(group).microbatch_tokens = 0, Reason::MissingField, "step.microbatch_tokens"),
+        (|group| steps(group).counted_unit = v1::Unit::Row.into(), Reason::InvalidValue, "step.counted_unit"),
         (|group| group.unit = 99, Reason::InvalidValue, "unit"),
-        (|group| group.step = Some(v1::StepSettings::default()), Reason::NotInThisRelease, "step"),
         (|group| group.shape = v1::Shape::Tree.into(), Reason::NotInThisRelease, "shape"),
         (|group| group.shape = v1::Shape::Packed.into(), Reason::NotInThisRelease, "shape"),
         (|group| group.policy = "\n".to_owned(), Reason::InvalidIdentifier, "policy"),

@@ -11,7 +11,7 @@ use crate::proto::v1::{self, subscribe_request};
 use crate::queue::{ConsumerId, UnitId};
 use crate::store::sequencer::{Command, Subscription, ToConsumer};
 
-use super::fields::{at_most, duration_ms, identifier, invalid, missing, not_in_this_release, optional_identifier};
+use super::fields::{at_most, duration_ms, identifier, invalid, missing, optional_identifier};
 use super::settings::consumer_group_settings;
 
 /// How often a silent subscription says what it waits for.
@@ -49,9 +49,6 @@ pub fn subscription(
         (None, false) => return Err(missing("subscription.consumer_group")),
     };
     optional_identifier(&message.consumer, "subscription.consumer", crate::ids::ConsumerId::parse)?;
-    if message.shard.is_some() || message.step_index.is_some() {
-        return Err(not_in_this_release("subscription.shard", "steps for data-parallel ranks"));
-    }
     at_most(message.held_unit_ids.len(), limits::ACK_UNITS_MAX, "units", "subscription.held_unit_ids")?;
     let held_bytes: usize = message.held_unit_ids.iter().map(String::len).sum();
     at_most(held_bytes, limits::HELD_UNITS_BYTES_MAX, "bytes of unit ids", "subscription.held_unit_ids")?;
@@ -70,6 +67,8 @@ pub fn subscription(
         ephemeral: message.ephemeral,
         credit_tokens: message.credit_tokens,
         policy_version: message.policy_version,
+        shard: message.shard,
+        step_index: message.step_index,
         held: message.held_unit_ids.iter().map(|id| UnitId::new(id.as_str())).collect(),
         sender,
     })

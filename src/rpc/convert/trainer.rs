@@ -3,7 +3,7 @@
 use crate::group::DroppedFor;
 use crate::ids::{ConsumerGroupId, RolloutRef, RunId};
 use crate::proto::v1::{self, subscribe_response::Response};
-use crate::queue::{DropReason, GroupDefinition, UnitId, UnitKind, WaitReason, WaitingFor};
+use crate::queue::{DropReason, GroupDefinition, StepDefinition, UnitId, UnitKind, WaitReason, WaitingFor};
 use crate::store::sequencer::{About, AckOutcome, LeftOut, RolloutsNow, Subscribed, Waiting};
 
 use super::answer::text;
@@ -34,12 +34,20 @@ pub fn subscribed(
 /// What a consumer group takes, with every default filled in.
 #[must_use]
 pub fn group_settings(definition: &GroupDefinition) -> v1::ConsumerGroupSettings {
-    let unit = match definition.unit {
+    let counted_unit = match definition.unit {
         UnitKind::Row => v1::Unit::Row,
         UnitKind::Rollout => v1::Unit::Rollout,
         UnitKind::Group => v1::Unit::Group,
     };
+    let step = definition.step.map(|StepDefinition { units, shards, microbatch_tokens }| v1::StepSettings {
+        units,
+        counted_unit: counted_unit.into(),
+        shards,
+        microbatch_tokens,
+    });
+    let unit = if step.is_some() { v1::Unit::Step } else { counted_unit };
     v1::ConsumerGroupSettings {
+        step,
         policy: definition.policy.clone().unwrap_or_default(),
         unit: unit.into(),
         shape: v1::Shape::Leaf.into(),
@@ -55,6 +63,7 @@ pub fn ack_result(results: &[(UnitId, AckOutcome)], ephemeral: bool) -> Response
     let entry = |(unit, outcome): &(UnitId, AckOutcome)| {
         let outcome = match outcome {
             AckOutcome::Acknowledged => v1::AckOutcome::Acknowledged,
+            AckOutcome::ShardAcknowledged => v1::AckOutcome::ShardAcknowledged,
             AckOutcome::Already => v1::AckOutcome::AlreadyAcknowledged,
             AckOutcome::Unknown => v1::AckOutcome::Unknown,
             AckOutcome::Dropped => v1::AckOutcome::Dropped,
@@ -155,8 +164,8 @@ pub fn heartbeat(waiting: &Waiting, unix_ms: u64) -> Response {
         open_groups: rollouts.open_groups,
         queued_units: queue.waiting.units,
         queued_tokens: queue.waiting.tokens,
-        leased_units: queue.in_flight.units + queue.leased_to_others.units,
-        leased_tokens: queue.in_flight.tokens + queue.leased_to_others.tokens,
+        leased_units: queue.leased.units,
+        leased_tokens: queue.leased.tokens,
         consumer_leased_tokens: queue.in_flight.tokens,
         time: Some(timestamp(unix_ms)),
     })
@@ -174,6 +183,12 @@ pub fn waiting_for(queue: &WaitingFor, rollouts: &RolloutsNow) -> Vec<v1::Waitin
             }
             reasons.extend(rollouts_awaited(rollouts));
         }
+        WaitReason::StepNotFull => {
+            reasons.push(v1::WaitingFor::Step);
+            reasons.extend(rollouts_awaited(rollouts));
+        }
+        WaitReason::Freezing => reasons.push(v1::WaitingFor::Log),
+        WaitReason::StepsOpen | WaitReason::StandsBy => reasons.push(v1::WaitingFor::AcksOfOthers),
         WaitReason::Delayed { .. } => reasons.push(v1::WaitingFor::NackDelay),
         WaitReason::HeldBack { .. } => reasons.push(v1::WaitingFor::RestartGrace),
         WaitReason::NoCredit | WaitReason::CreditShort { .. } | WaitReason::TooManyUnitsInFlight { .. } => {

@@ -149,6 +149,9 @@ impl Sequencer {
         let begins = Record::RolloutCopyBegins(Box::new(begins));
         // Before the rollout is finalised again it must be known whether its group waits.
         facts.group.iter().for_each(|group| self.repeat_release(&key.run, group));
+        if let Some(number) = live.finalised.as_ref().and_then(|finalised| finalised.number) {
+            self.repeat_steps(&key.run, number);
+        }
         let new_home = self.log(&begins, None);
         // Not collected: that would keep the room of the frames.
         live.positions = Vec::with_capacity(frames.len());
@@ -195,7 +198,8 @@ fn given_to(run: &RunState, live: &Live) -> Option<Vec<CopiedUnits>> {
                 Place::Acknowledged => copied.acknowledged.push(unit.clone()),
                 Place::Dropped(reason) => copied.dropped.push((unit.clone(), reason)),
                 Place::Parked(_) => return None,
-                Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } => {}
+                Place::Frozen { .. } if group.is_step_underway(unit) => return None,
+                Place::Waiting | Place::Delayed { .. } | Place::Leased { .. } | Place::Frozen { .. } => {}
             }
         }
         all.push(copied);

@@ -1,7 +1,5 @@
 //! Consumers: they join a consumer group, get units as far as their credit goes, and acknowledge them.
 
-use std::sync::Arc;
-
 use tokio::sync::mpsc;
 
 use crate::error::{Reason, Refusal};
@@ -9,15 +7,15 @@ use crate::ids::{ConsumerGroupId, Name, RolloutRef, RunId};
 use crate::limits;
 use crate::log::Record;
 use crate::queue::{
-    AckResult, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, Joined, ReleaseResult, UnitId,
-    UnitKind,
+    AckResult, ConsumerGroup, ConsumerId, Decision, DropReason, GroupDefinition, Joined, ReleaseResult, StepDefinition,
+    UnitId, UnitKind,
 };
-use crate::rollout::run_settings::{ConsumerGroupSettings, Unit};
+use crate::rollout::run_settings::{ConsumerGroupSettings, StepSettings, Unit};
 
 use super::super::effect::Sequenced;
 use super::news::{About, LeftOut, Owed};
 use super::runs::run_not_found;
-use super::{GroupOfUnit, Sequencer, UnitRows};
+use super::{Planned, Sequencer, ShardOfStep, UnitRows};
 
 /// A consumer that wants units.
 pub struct Subscription {
@@ -37,6 +35,10 @@ pub struct Subscription {
     pub credit_tokens: u64,
     /// The version of the weights that it is on, if it says so.
     pub policy_version: Option<u64>,
+    /// Which shard of each step it takes, if units go out in steps.
+    pub shard: Option<u32>,
+    /// The step whose shard it is sent once more.
+    pub step_index: Option<u64>,
     /// Units that it still holds.
     pub held: Vec<UnitId>,
     /// Where units and news go.
@@ -68,14 +70,28 @@ pub struct UnitDelivery {
     pub kind: UnitKind,
     /// Its rows, not gathered yet: of each rollout that has some, in the order of their ids.
     pub rows: Vec<UnitRows>,
-    /// Its group, if it has waited for that.
-    pub group: Option<Arc<GroupOfUnit>>,
+    /// Where it is a shard of a step: which, and which rows in which order.
+    pub shard: Option<Box<ShardOfStep>>,
     /// Tokens of its rows.
     pub tokens: u64,
     /// 1 for the first time that it is given out.
     pub delivery_number: u32,
     /// How often the group had been sought back when it was given out.
     pub seek_count: u64,
+}
+
+impl UnitDelivery {
+    /// Its rows, as places in their plans.
+    #[must_use]
+    pub fn planned(&self) -> Planned {
+        match &self.shard {
+            None => self.rows.iter().flat_map(UnitRows::planned).collect(),
+            Some(shard) => {
+                let rows = shard.pieces.iter().filter_map(|piece| piece.rows.as_ref());
+                rows.flat_map(|(_, planned)| planned.iter().cloned()).collect()
+            }
+        }
+    }
 }
 
 /// What is sent to a consumer.
@@ -121,6 +137,8 @@ pub enum ToConsumer {
 pub enum AckOutcome {
     /// Acknowledged now.
     Acknowledged,
+    /// The shard is, and its step will be with the others.
+    ShardAcknowledged,
     /// Acknowledged before.
     Already,
     /// No such unit.
@@ -154,6 +172,11 @@ pub(super) fn definition(settings: &ConsumerGroupSettings, max_deliveries: u32, 
             Unit::Rollout => UnitKind::Rollout,
             Unit::Group => UnitKind::Group,
         },
+        step: settings.step.map(|StepSettings { units, shards, microbatch_tokens }| StepDefinition {
+            units,
+            shards,
+            microbatch_tokens,
+        }),
         max_row_tokens: settings.max_row_tokens,
         max_staleness_versions: settings.max_staleness_versions,
         ephemeral,
@@ -186,7 +209,8 @@ impl Sequencer {
             return self.store.journal.after_last(Sequenced::Acks { consumer: id, results });
         }
         let judged = group.judge_acks(&units);
-        let good = judged.iter().filter(|(_, result)| *result == AckResult::Acknowledged).map(|(unit, _)| unit.clone());
+        let is_good = |result| matches!(result, AckResult::Acknowledged | AckResult::ShardAcknowledged);
+        let good = judged.iter().filter(|(_, result)| is_good(*result)).map(|(unit, _)| unit.clone());
         let good: Vec<UnitId> = good.collect();
         if !good.is_empty() {
             let record =
@@ -204,6 +228,7 @@ impl Sequencer {
         let results = judged.into_iter().map(|(unit, result)| {
             let outcome = match result {
                 AckResult::Acknowledged => AckOutcome::Acknowledged,
+                AckResult::ShardAcknowledged => AckOutcome::ShardAcknowledged,
                 AckResult::Already => AckOutcome::Already,
                 AckResult::Unknown if self.was_retired(&run, &unit) => AckOutcome::Already,
                 AckResult::Unknown => AckOutcome::Unknown,
@@ -429,9 +454,12 @@ pub(super) fn in_words(definition: &GroupDefinition) -> String {
         UnitKind::Rollout => "rollouts",
         UnitKind::Group => "groups",
     };
+    let steps = definition.step.map_or_else(String::new, |StepDefinition { units, shards, microbatch_tokens }| {
+        format!("steps of {units} in {shards} shards and microbatches of at most {microbatch_tokens} tokens, of ")
+    });
     let longest = definition.max_row_tokens.map_or_else(String::new, |tokens| format!(" of at most {tokens} tokens"));
     let stale = definition.max_staleness_versions;
     let stale = stale.map_or_else(String::new, |versions| format!(", at most {versions} versions behind"));
     let ephemeral = if definition.ephemeral { ", ephemeral" } else { "" };
-    format!("{unit}{longest} of {policy}{stale}{ephemeral}")
+    format!("{steps}{unit}{longest} of {policy}{stale}{ephemeral}")
 }

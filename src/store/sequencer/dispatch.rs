@@ -16,7 +16,7 @@ impl Sequencer {
             self.release_groups(&run_id);
             let Some(run) = self.runs.get_mut(&run_id) else { continue };
             run.shared.watchers.run_changes();
-            let (mut lost, mut stale) = (Vec::new(), Vec::new());
+            let (mut lost, mut stale, mut in_steps) = (Vec::new(), Vec::new(), Vec::new());
             for (name, group) in run.queue.groups_mut() {
                 let decisions = group.judge_stale(now_ms, DISPATCH_STALE_AT_ONCE);
                 let may_be_more = decisions.len() == DISPATCH_STALE_AT_ONCE;
@@ -25,6 +25,10 @@ impl Sequencer {
                 }
                 if may_be_more {
                     self.stirred.insert(run_id.clone());
+                    continue;
+                }
+                if group.takes_steps() {
+                    in_steps.extend(ConsumerGroupId::parse(name));
                     continue;
                 }
                 loop {
@@ -41,12 +45,12 @@ impl Sequencer {
                     let count = deliveries.len();
                     for delivery in deliveries {
                         let (groups, retained) = (&mut run.groups, &run.retained);
-                        let (rows, of_group) = whole_unit(groups, retained, group.definition(), delivery.payload);
+                        let rows = whole_unit(groups, retained, group.definition(), delivery.payload);
                         let unit = Box::new(UnitDelivery {
                             unit: delivery.unit,
                             kind,
                             rows,
-                            group: of_group,
+                            shard: None,
                             tokens: delivery.tokens,
                             delivery_number: delivery.delivery_number,
                             seek_count,
@@ -61,6 +65,10 @@ impl Sequencer {
                     }
                 }
             }
+            for consumer_group in in_steps {
+                lost.extend(self.dispatch_steps(&run_id, &consumer_group, now_ms));
+            }
+            let Some(run) = self.runs.get_mut(&run_id) else { continue };
             let next_ms = run.next_deadline_ms().filter(|_| !self.seeking.contains(&run_id));
             self.deadlines.put(&run_id, next_ms);
             for (consumer_group, decisions) in stale {

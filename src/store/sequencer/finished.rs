@@ -283,7 +283,7 @@ impl Sequencer {
     /// Whether this unit is one of a rollout or a group that was retired: all consumer groups acknowledged it.
     pub(super) fn was_retired(&self, run: &RunId, unit: &UnitId) -> bool {
         let Some((of_run, rollout, attempt)) = crate::ids::unit_source(unit.as_str()) else {
-            return self.group_was_retired(run, unit);
+            return self.group_was_retired(run, unit) || self.step_was_forgotten(run, unit);
         };
         if of_run != *run {
             return false;

@@ -112,6 +112,10 @@ impl Sequencer {
             );
             return Err(Refusal::new(Reason::InvalidValue, message).field("subscription.settings.unit"));
         }
+        if subscription.ephemeral && settings.step.is_some() {
+            let message = "the unit is step, but an ephemeral subscription takes whatever is finalised";
+            return Err(Refusal::new(Reason::InvalidValue, message).field("subscription.settings.unit"));
+        }
         let run = self.run_or_new(&subscription.run)?;
         let requested = definition(&settings, run.settings_now().max_deliveries, subscription.ephemeral);
         let known = run.queue.group(subscription.consumer_group.as_str()).map(|group| group.definition().clone());
@@ -121,6 +125,7 @@ impl Sequencer {
             (Some(known), Some(_)) => GroupDefinition { max_deliveries: known.max_deliveries, ..requested },
             (None, _) => requested,
         };
+        judge_shard(subscription, &known, &asked)?;
         match run.queue.judge_group(subscription.consumer_group.as_str(), &asked) {
             Ok(GroupVerdict::Exists) => Ok(None),
             Ok(GroupVerdict::New) => Ok(Some(asked)),
@@ -144,6 +149,8 @@ impl Sequencer {
 
     fn join(&mut self, subscription: Subscription, created: bool) -> Result<Subscribed, Refusal> {
         let now_ms = self.store.clock.now_ms();
+        self.cut_what_is_held(&subscription);
+        let refetched = self.judge_refetch(&subscription)?;
         let run = self.runs.get_mut(&subscription.run).ok_or_else(|| run_not_found(&subscription.run))?;
         let settings = Arc::clone(run.settings_now());
         let required = settings.requires(&subscription.consumer_group);
@@ -154,7 +161,7 @@ impl Sequencer {
         let name = subscription.consumer_name;
         let is_older = |facts: &ConsumerFacts| facts.name == name && !name.is_empty();
         let older: Vec<_> = group.consumers().filter(is_older).map(|facts| facts.consumer).collect();
-        let joined = group.join(id, &name, tokens, &subscription.held, now_ms);
+        let joined = group.join_for(id, (&name, subscription.shard), tokens, &subscription.held, now_ms);
         let joined = joined.map_err(|refused| match refused {
             JoinRefused::TooManyConsumers { max_consumers } => {
                 let message = format!("the consumer group has {max_consumers} members, as many as it may");
@@ -177,7 +184,10 @@ impl Sequencer {
         }
         run.retention.is_not_idle(&consumer.consumer_group);
         self.consumers.insert(id, consumer);
-        self.stirred.insert(subscription.run);
+        self.stirred.insert(subscription.run.clone());
+        if let Some(at) = refetched {
+            self.refetch(id, at, now_ms);
+        }
         older.into_iter().for_each(|older| self.replace(older));
         let lasts = !required && !definition.ephemeral;
         let idle_expiry_ms = lasts.then_some(settings.consumer_group_idle_expiry_ms);
@@ -193,5 +203,41 @@ impl Sequencer {
             let _ = consumer.sender.try_send(ToConsumer::Ended(refusal));
         }
         self.leave(older);
+    }
+}
+
+/// Whether a subscription says which shard it takes exactly where units go out in steps. Of a group that is there with other
+/// settings, the settings are what is wrong.
+fn judge_shard(
+    subscription: &Subscription,
+    known: &Option<GroupDefinition>,
+    asked: &GroupDefinition,
+) -> Result<(), Refusal> {
+    if known.as_ref().is_some_and(|known| known != asked) {
+        return Ok(());
+    }
+    let invalid = |field, message: String| Err(Refusal::new(Reason::InvalidValue, message).field(field));
+    let field = "subscription.shard";
+    match (asked.step, subscription.shard) {
+        (None, Some(_)) => {
+            invalid(field, "a shard is given, but the consumer group does not take steps; leave it out".to_owned())
+        }
+        (None, None) if subscription.step_index.is_some() => {
+            let message = "a step is given, but the consumer group does not take steps; leave it out";
+            invalid("subscription.step_index", message.to_owned())
+        }
+        (None, None) => Ok(()),
+        (Some(step), None) => {
+            let message = format!(
+                "shard is missing: steps of this consumer group have {} shards; say which one, from 0",
+                step.shards
+            );
+            Err(Refusal::new(Reason::MissingField, message).field(field))
+        }
+        (Some(step), Some(shard)) if shard >= step.shards => invalid(
+            field,
+            format!("shard is {shard}, but steps of this consumer group have {} shards, from 0", step.shards),
+        ),
+        (Some(_), Some(_)) => Ok(()),
     }
 }

@@ -11,10 +11,12 @@ use tokio::sync::oneshot;
 
 use crate::error::Refusal;
 use crate::forest::link::DriftKind;
-use crate::group::{Member, Release, Statistics};
+use crate::group::{Group, Member, Release, Statistics};
 use crate::ids::{AgentId, ConsumerGroupId, GroupId, Name, RolloutId, RunId};
 use crate::limits;
-use crate::queue::{ConsumerFacts, ConsumerGroup, ConsumerId, GroupDefinition, GroupStats, WaitingFor};
+use crate::queue::{
+    ConsumerFacts, ConsumerGroup, ConsumerId, GroupDefinition, GroupStats, OpenStep, UnitId, WaitingFor,
+};
 use crate::rollout::drift::DriftCount;
 use crate::telemetry::{CallCounts, EndReason, RowCounts};
 
@@ -128,6 +130,8 @@ pub struct ConsumerGroupLook {
     pub undeliverable: (Vec<String>, u64),
     /// How often it was sought back.
     pub seek_count: u64,
+    /// How many steps were frozen, and those that are not acknowledged; none, if units do not go out in steps.
+    pub steps: Option<(u64, Vec<OpenStep>)>,
     /// What became of the calls that it was given, by policy.
     pub calls: Vec<(Name, CallCounts)>,
     /// What became of its rows.
@@ -218,9 +222,18 @@ impl RunState {
             .map(|facts| ConsumerFigures { waiting: group.waiting_for(facts.consumer), facts })
             .collect();
         consumers.sort_by(|one, other| one.facts.name.cmp(&other.facts.name));
-        let undeliverable: Vec<_> =
-            group.undeliverable().take(limits::LISTED_IDS_MAX).map(|unit| unit.as_str().to_owned()).collect();
-        let count = group.undeliverable().len() as u64;
+        let text = |unit: &UnitId| unit.as_str().to_owned();
+        let takes_steps = group.takes_steps();
+        let (undeliverable, count): (Vec<_>, _) = match takes_steps {
+            true => {
+                let listed = group.undeliverable_steps().take(limits::LISTED_IDS_MAX).map(text);
+                (listed.collect(), group.undeliverable_steps().count() as u64)
+            }
+            false => {
+                let listed = group.undeliverable().take(limits::LISTED_IDS_MAX).map(text);
+                (listed.collect(), group.undeliverable().len() as u64)
+            }
+        };
         ConsumerGroupLook {
             calls: self.ledger.calls_given(id.as_str()),
             rows: rows_of(id.as_str(), group),
@@ -232,6 +245,10 @@ impl RunState {
             consumers,
             undeliverable: (undeliverable, count),
             seek_count: group.seek_count(),
+            steps: takes_steps.then(|| {
+                let listed = group.open_steps().into_iter().take(limits::OPEN_STEPS_LISTED_MAX);
+                (group.next_step_index(), listed.collect())
+            }),
             rollouts: self.rollouts_now(),
         }
     }
@@ -243,6 +260,21 @@ fn rows_of(name: &str, group: &ConsumerGroup<u64, UnitRows>) -> RowsOf {
 }
 
 impl Sequencer {
+    /// Every group, with its run.
+    pub(in crate::store) fn all_groups(&self) -> impl Iterator<Item = (&RunId, &GroupId, &Group)> {
+        self.runs.iter().flat_map(|(run, state)| state.groups.iter().map(move |(id, group)| (run, id, group)))
+    }
+
+    /// Every consumer group that lasts: its run and name, and what it is.
+    pub(in crate::store) fn all_consumer_groups(
+        &self,
+    ) -> impl Iterator<Item = (&RunId, &str, &ConsumerGroup<u64, UnitRows>)> {
+        self.runs.iter().flat_map(|(run, state)| {
+            let lasting = state.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
+            lasting.map(move |(name, group)| (run, name, group))
+        })
+    }
+
     /// Shows something. Who asked may be gone by now; then nobody wants the answer.
     pub(super) fn look(&self, look: Look) {
         match look {

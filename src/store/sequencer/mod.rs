@@ -22,6 +22,7 @@ mod release;
 mod retention;
 mod runs;
 mod seek;
+mod steps;
 mod totals;
 mod units;
 
@@ -31,12 +32,11 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::error::Refusal;
-use crate::group::Group;
 use crate::ids::{ConsumerGroupId, GroupId, Name, RolloutId, RolloutRef, RunId};
 use crate::limits;
 use crate::log::totals::RunTotals;
 use crate::log::{Position, Record};
-use crate::queue::{ConsumerGroup, ConsumerId, Decision, DropReason, Queue, UnitId};
+use crate::queue::{ConsumerId, Decision, DropReason, Queue, UnitId};
 use crate::rollout::run_settings::RunSettings;
 
 use crate::telemetry::EndReason;
@@ -63,6 +63,7 @@ pub use news::{About, LeftOut};
 pub use release::{GroupOfUnit, group_not_found};
 pub use runs::{DeletedRun, RunFacts};
 pub use seek::{CheckpointFacts, SeekReady, SeekReply, Sought};
+pub use steps::{Planned, ShardOfStep, ShardPiece};
 pub use units::{Retained, UnitRows};
 
 /// Asks whether a rollout, its group, or its group's size may be.
@@ -273,21 +274,6 @@ impl Sequencer {
         &self.store
     }
 
-    /// Every group, with its run.
-    pub(in crate::store) fn all_groups(&self) -> impl Iterator<Item = (&RunId, &GroupId, &Group)> {
-        self.runs.iter().flat_map(|(run, state)| state.groups.iter().map(move |(id, group)| (run, id, group)))
-    }
-
-    /// Every consumer group that lasts: its run and name, and what it is.
-    pub(in crate::store) fn all_consumer_groups(
-        &self,
-    ) -> impl Iterator<Item = (&RunId, &str, &ConsumerGroup<u64, UnitRows>)> {
-        self.runs.iter().flat_map(|(run, state)| {
-            let lasting = state.queue.groups().filter(|(_, group)| !group.definition().ephemeral);
-            lasting.map(move |(name, group)| (run, name, group))
-        })
-    }
-
     /// All was read: units of before the restart wait for those who hold them, for as long as the service gives them for that.
     pub(in crate::store) fn hold_back(&mut self) {
         let grace_ms = self.store.restart_grace_ms;
@@ -370,6 +356,9 @@ impl Sequencer {
                 self.settle(&run, &consumer_group, std::slice::from_ref(&unit), |group, unit| {
                     group.apply_release(unit)
                 });
+            }
+            Sequenced::StepFrozen { run, consumer_group, step } => {
+                self.step_frozen(&run, &consumer_group, *step, position);
             }
             Sequenced::GroupReleased { run, group, decided, at } => {
                 self.group_released(&run, &group, *decided, at.unwrap_or(position));

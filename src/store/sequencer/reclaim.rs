@@ -37,6 +37,8 @@ pub(in crate::store) struct Needed {
     tombstones: BTreeSet<(Position, TombstonePlace)>,
     /// Whole and durable snapshots, oldest first.
     snapshots: VecDeque<Position>,
+    /// Where the newest snapshot begins, whole or not: the log may be let go of up to there.
+    last_begun: Position,
     /// A segment has begun that has no snapshot yet.
     snapshot_is_due: bool,
     /// A snapshot is on its way to the log, and what was counted until then is not behind it yet.
@@ -56,6 +58,11 @@ impl Needed {
         self.homes.remove(&home);
     }
 
+    /// Where the newest snapshot begins, whether it is whole or not.
+    pub(super) fn last_begun(&self) -> Position {
+        self.last_begun
+    }
+
     /// From there on it is said that this rollout ended.
     pub(super) fn buried(&mut self, home: Position, place: TombstonePlace) {
         self.tombstones.insert((home, place));
@@ -73,6 +80,7 @@ impl Needed {
 
     /// A snapshot begins there that is whole and durable.
     pub(in crate::store) fn snapshot(&mut self, begins: Position) {
+        self.last_begun = self.last_begun.max(begins);
         self.snapshots.push_back(begins);
     }
 
@@ -125,6 +133,7 @@ impl Sequencer {
         (self.needed.snapshot_is_due, self.needed.is_snapshotting) = (false, true);
         let runs = u32::try_from(self.runs.len()).unwrap_or(u32::MAX);
         let begins = self.log(&Record::SnapshotBegins { runs }, None);
+        self.needed.last_begun = begins;
         for (id, run) in &self.runs {
             let is_whole = (id == last).then_some(Sequenced::Snapshot { begins });
             self.log(&run.snapshot(id), is_whole);
@@ -234,10 +243,14 @@ impl Sequencer {
             state.making.clear();
             state.retention.retention_ms = state.settings_now().retention_ms;
         }
-        for GroupSnapshot { consumer_group: name, definition, made_at, seek_count } in consumer_groups {
+        for GroupSnapshot { consumer_group: name, definition, made_at, seek_count, next_step_index } in consumer_groups
+        {
             self.make_consumer_group(run, &name, definition, false, made_at);
             let group = self.runs.get_mut(run).and_then(|run| run.queue.group_mut(name.as_str()));
-            group.into_iter().for_each(|group| group.restore_seeks(seek_count, 0, 0, None));
+            if let Some(group) = group {
+                group.restore_seeks(seek_count, 0, 0, None);
+                group.restore_steps(next_step_index);
+            }
         }
     }
 
@@ -280,6 +293,7 @@ impl RunState {
                 definition: group.definition().clone(),
                 made_at: Position(group.made_at()),
                 seek_count: group.seek_count(),
+                next_step_index: group.next_step_index(),
             })
         });
         Record::RunSnapshot {

@@ -67,14 +67,14 @@ pub struct GroupOfUnit {
     pub sums: SumsByPolicy,
 }
 
-/// All that a unit holds which is given out with these rows: those of each member if it is a group; and its group, if it has waited for
-/// that.
+/// All that a unit holds which is given out with these rows: those of each member if it is a group; each with its group, if it has waited
+/// for that.
 pub(super) fn whole_unit(
     groups: &mut RunGroups,
     retained: &BTreeMap<u64, Retained>,
     definition: &GroupDefinition,
     rows: UnitRows,
-) -> (Vec<UnitRows>, Option<Arc<GroupOfUnit>>) {
+) -> Vec<UnitRows> {
     let takes_groups = definition.unit == UnitKind::Group;
     let about = &rows.about;
     let released = about.group.as_ref().and_then(|id| {
@@ -83,7 +83,7 @@ pub(super) fn whole_unit(
         let waited = kept.group.rules().hold_all() || takes_groups;
         (waited && release.counts(&about.rollout, about.attempt)).then_some((id.clone(), kept, release))
     });
-    let Some((group, kept, release)) = released else { return (vec![rows], None) };
+    let Some((group, kept, release)) = released else { return vec![rows] };
     let counted = |(rollout, number): (&RolloutId, &u64)| {
         let member = retained.get(number).filter(|member| release.counts(rollout, member.attempt))?;
         Some((member.key.clone()?, member))
@@ -93,7 +93,7 @@ pub(super) fn whole_unit(
         Some(sums) => Arc::clone(sums),
         None => Arc::new(sums_of(members().map(|(_, member)| member), definition)),
     };
-    let all = match takes_groups {
+    let mut all = match takes_groups {
         false => vec![rows],
         true => {
             let all = members().map(|(key, member)| member.rows_for(&key, definition));
@@ -102,7 +102,8 @@ pub(super) fn whole_unit(
     };
     kept.sums.insert(definition.max_row_tokens, Arc::clone(&sums));
     let of_unit = Arc::new(GroupOfUnit { group, release: Arc::clone(&release), sums });
-    (all, Some(of_unit))
+    all.iter_mut().for_each(|rows| rows.group = Some(Arc::clone(&of_unit)));
+    all
 }
 
 fn sums_of<'a>(members: impl Iterator<Item = &'a Retained>, definition: &GroupDefinition) -> BTreeMap<Name, GroupSums> {

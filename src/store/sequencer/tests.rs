@@ -41,6 +41,8 @@ fn join(sequencer: &mut Sequencer, of: usize, number: u64) -> mpsc::Receiver<ToC
         ephemeral: true,
         credit_tokens: 1,
         policy_version: None,
+        shard: None,
+        step_index: None,
         held: Vec::new(),
         sender,
     };

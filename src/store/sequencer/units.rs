@@ -13,8 +13,8 @@ use super::super::RolloutKey;
 use super::super::effect::FinalisedNow;
 use super::super::evict::Finalised;
 use super::super::memory::Share;
-use super::LeftOut;
 use super::retention::Standing;
+use super::{GroupOfUnit, LeftOut};
 
 /// A finalised rollout that is not retired.
 #[derive(Clone)]
@@ -51,6 +51,8 @@ pub struct UnitRows {
     pub only: Option<(usize, usize)>,
     /// What the rollout holds in memory, until its rows are sent.
     pub share: Arc<Share>,
+    /// Its group as it was released, if it has waited for that: known when it goes out.
+    pub group: Option<Arc<GroupOfUnit>>,
 }
 
 impl UnitRows {
@@ -121,14 +123,17 @@ impl Retained {
     ) -> Vec<NewUnit<UnitRows>> {
         let units = self.new_units(key, definition, (rollout, plans));
         if !definition.ephemeral {
-            self.share.add(self.bytes_of(&units, plans));
+            self.share.add(self.bytes_of(&units, plans, definition));
         }
         units
     }
 
     /// What these units take, with their plans as far as they are not shared.
-    fn bytes_of(&self, units: &[NewUnit<UnitRows>], plans: &[Arc<PolicyPlan>]) -> u64 {
-        let of_unit = |unit: &NewUnit<UnitRows>| limits::UNIT_BYTES + unit.id.as_str().len() as u64;
+    fn bytes_of(&self, units: &[NewUnit<UnitRows>], plans: &[Arc<PolicyPlan>], definition: &GroupDefinition) -> u64 {
+        let of_step = |unit: &NewUnit<UnitRows>| limits::STEP_MEMBER_BYTES + unit.rows * limits::STEP_ROW_BYTES;
+        let of_unit = |unit: &NewUnit<UnitRows>| {
+            limits::UNIT_BYTES + unit.id.as_str().len() as u64 + definition.step.map_or(0, |_| of_step(unit))
+        };
         let own = plans.iter().filter(|plan| !self.plans.iter().any(|shared| Arc::ptr_eq(shared, plan)));
         own.map(|plan| plan_bytes(plan)).sum::<u64>() + units.iter().map(of_unit).sum::<u64>()
     }
@@ -148,6 +153,7 @@ impl Retained {
             plans,
             only,
             share: Arc::clone(&self.share),
+            group: None,
         }
     }
 
@@ -156,7 +162,8 @@ impl Retained {
         let Some(key) = &self.key else { return };
         let rollout = self.finalised.now();
         let plans = self.plans_for(definition, &rollout);
-        self.share.subtract(self.bytes_of(&self.new_units(key, definition, (&rollout, &plans)), &plans));
+        let units = self.new_units(key, definition, (&rollout, &plans));
+        self.share.subtract(self.bytes_of(&units, &plans, definition));
     }
 
     /// Its units once more, for a consumer group that has let go of their rows. They are counted already.

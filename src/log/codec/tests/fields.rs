@@ -157,10 +157,10 @@ proptest! {
             Decided { rules, released_for, size, counted, absences, absent }, decided.0, decided.1, groups::record_of
         );
         each_field!(
-            ConsumerGroupSettings { policy, unit, max_row_tokens, max_staleness_versions, start }, of_group.0, of_group.1, of_consumer_group
+            ConsumerGroupSettings { policy, unit, step, max_row_tokens, max_staleness_versions, start }, of_group.0, of_group.1, of_consumer_group
         );
         each_field!(
-            GroupDefinition { policy, unit, max_row_tokens, max_staleness_versions, ephemeral, max_deliveries },
+            GroupDefinition { policy, unit, step, max_row_tokens, max_staleness_versions, ephemeral, max_deliveries },
             definition.0,
             definition.1,
             of_definition

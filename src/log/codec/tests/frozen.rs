@@ -211,6 +211,39 @@ const LATER: &[(&str, u8, &str)] = &[
          00008032120a0567372d7233100219000000000000e03f3a170a0567372d723410011a0c69646c655f74696d656f7574 \
          3a0c1a0a6e657665725f63616d65400648e724",
     ),
+    (
+        "run_with_steps",
+        1,
+        "0a6d0a0572756e2d3110031a620a300a046d61696e0a056a7564676512046d61696e1802200228023002380140024880 \
+         a3095080aea60a58c0cf2460c1cf2410051880dddb012080a8cc7b2a220a07747261696e657212046d61696e20808002 \
+         2802420b0880041008188080022002",
+    ),
+    (
+        "step_frozen",
+        21,
+        "aa013d0a0572756e2d311207747261696e657218ac0220012a1272756e2d312f67372d72332f322f6d61696e2a127275 \
+         6e2d312f67372d72342f302f6d61696e",
+    ),
+    (
+        "step_frozen_once_more",
+        21,
+        "aa01410a0572756e2d311207747261696e657218ac0220012a1272756e2d312f67372d72332f322f6d61696e2a127275 \
+         6e2d312f67372d72342f302f6d61696e32020007",
+    ),
+    (
+        "consumer_group_that_takes_steps",
+        6,
+        "322f0a0572756e2d311207747261696e65721a1b0a046d61696e1880800220012805420b088004100818808002200220 \
+         01",
+    ),
+    (
+        "run_snapshot_after_steps",
+        11,
+        "5a8e010a620a0572756e2d3110031a570a300a046d61696e0a056a7564676512046d61696e1802200228023002380140 \
+         024880a3095080aea60a58c0cf2460c1cf2410051880dddb012080a8cc7b2a170a07747261696e657212046d61696e18 \
+         022080800228021080d8c1a28c341a210a07747261696e6572120f2805420b08800410081880800220011811200228ad \
+         02",
+    ),
 ];
 
 #[test]
@@ -233,12 +266,12 @@ fn version_1_is_written() {
 type Frozen = [(&'static str, u8, &'static str)];
 
 fn are_read(samples: &[(&str, Record)], frozen: &Frozen) {
+    let is_unknown = |(name, _): &&(&str, Record)| !frozen.iter().any(|(known, _, _)| known == name);
+    let unknown: Vec<_> = samples.iter().filter(is_unknown).map(|(name, record)| (*name, in_hex(record))).collect();
+    assert!(unknown.is_empty(), "these have no frozen bytes; as this build writes them: {unknown:#?}");
     for (name, record) in samples {
         let known = frozen.iter().find(|(known, _, _)| known == name);
-        let Some((_, kind, hex)) = known else {
-            let (kind, hex) = in_hex(record);
-            panic!("{name} has no frozen bytes; as this build writes it: {kind}, {hex}");
-        };
+        let Some((_, kind, hex)) = known else { continue };
         assert_eq!(decode(*kind, &bytes(hex)).as_ref().map(in_bits), Ok(in_bits(record)), "{name}");
     }
     assert_eq!(frozen.len(), samples.len());

@@ -7,6 +7,7 @@ mod groups;
 mod round_trip;
 mod samples;
 mod speed;
+mod steps;
 mod strategies;
 
 use crate::forest::CallRecord;

@@ -35,7 +35,7 @@ fn agent(id: &str) -> AgentId {
     AgentId::parse(id).unwrap()
 }
 
-fn trainer() -> ConsumerGroupId {
+pub(super) fn trainer() -> ConsumerGroupId {
     ConsumerGroupId::parse("trainer").unwrap()
 }
 
@@ -72,10 +72,7 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
     let rollouts = vec![(RolloutId::parse("g7-r3").unwrap(), 2), (RolloutId::parse("r4").unwrap(), 0)];
     let mut later = vec![
         ("rollouts_retired", Record::RolloutsRetired { run: run.clone(), rollouts, reason: RetiredFor::Unclaimed }),
-        (
-            "consumer_group_expired",
-            Record::ConsumerGroupExpired { run: run.clone(), consumer_group: consumer_group.clone() },
-        ),
+        ("consumer_group_expired", expired(&run, &consumer_group)),
         ("sought", Record::Sought { run, consumer_group: consumer_group.clone(), to: Position(4711) }),
     ];
     later.extend(of_credits().into_iter().map(|(name, record)| (name, rollout(record))));
@@ -85,6 +82,7 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
         {
             let opened = samples().into_iter().find(|(name, _)| *name == "rollout_opened").unwrap();
             later.extend(super::groups::group_samples(settings, opened.1));
+            later.extend(super::steps::step_samples(settings));
         }
         if let Record::Run { run, settings_version, settings } = record {
             let settings = RunSettings {
@@ -122,7 +120,8 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
         {
             consumer_groups.iter_mut().for_each(|group| (group.made_at, group.seek_count) = (Position(17), 2));
             let record = Record::RunSnapshot { run, settings_version, settings, created_unix_ms, consumer_groups };
-            later.push(("run_snapshot_after_seeks", record));
+            later.push(("run_snapshot_after_seeks", record.clone()));
+            later.push(("run_snapshot_after_steps", super::steps::after_steps(record)));
         } else if let Record::RolloutCopyBegins(mut begins) = record {
             let history = (UnitId::from("run-1/g7-r3/2/main/a"), vec![40, 50, 60]);
             begins.given_to[0].histories.push(history);
@@ -136,6 +135,10 @@ pub(super) fn later_samples() -> Vec<(&'static str, Record)> {
         }
     }
     later
+}
+
+fn expired(run: &RunId, consumer_group: &ConsumerGroupId) -> Record {
+    Record::ConsumerGroupExpired { run: run.clone(), consumer_group: consumer_group.clone() }
 }
 
 fn credited(settings: &RolloutSettings) -> RolloutSettings {
@@ -190,6 +193,7 @@ fn of_runs() -> Vec<(&'static str, Record)> {
     let group = ConsumerGroupSettings {
         policy: Some(Name::literal("main")),
         unit: Unit::Rollout,
+        step: None,
         max_row_tokens: Some(32_768),
         max_staleness_versions: None,
         start: StartPosition::Latest,
@@ -332,6 +336,7 @@ fn of_consumer_groups() -> Vec<(&'static str, Record)> {
     let definition = GroupDefinition {
         policy: Some("main".to_owned()),
         unit: UnitKind::Rollout,
+        step: None,
         max_row_tokens: Some(32_768),
         max_staleness_versions: None,
         ephemeral: true,
@@ -374,6 +379,7 @@ fn of_snapshots() -> Vec<(&'static str, Record)> {
     let definition = GroupDefinition {
         policy: None,
         unit: UnitKind::Row,
+        step: None,
         max_row_tokens: None,
         max_staleness_versions: None,
         ephemeral: false,
@@ -392,7 +398,13 @@ fn of_snapshots() -> Vec<(&'static str, Record)> {
     };
     let member = EndedMember { group: GroupId::parse("g7").unwrap(), size: Some(8), member: Member::WillRetry };
     let rollouts = vec![ended("g7-r3", false, Some(member)), ended("r4", true, None)];
-    let group = GroupSnapshot { consumer_group: trainer(), definition, made_at: Position(0), seek_count: 0 };
+    let group = GroupSnapshot {
+        consumer_group: trainer(),
+        definition,
+        made_at: Position(0),
+        seek_count: 0,
+        next_step_index: 0,
+    };
     let consumer_groups = vec![group];
     let created_unix_ms = 1_790_000_000_000;
     vec![

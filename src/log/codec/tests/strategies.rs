@@ -17,13 +17,13 @@ use crate::group::Member;
 use crate::ids::{IdentifierError, RolloutRef};
 use crate::log::totals::{CallTotals, ConsumerGroupTotals, GoneTotals, PolicyTotals, RunTotals};
 use crate::log::{CopiedUnits, CopyBegins, EndedMember, EndedRollout, GroupSnapshot, Position, Record, RetiredFor};
-use crate::queue::{DropReason, GroupDefinition, SettledSum, UnitId, UnitKind};
+use crate::queue::{CutVersion, DropReason, FrozenStep, GroupDefinition, SettledSum, StepDefinition, UnitId, UnitKind};
 use crate::rollout::credits::{Credit, CreditTarget, CreditValues};
 use crate::rollout::event::{
     AgentEnd, AgentOrigin, AgentStart, AgentStatus, Decision, DiscardedBy, Disposition, Open, Reward, RolloutRecord,
     Seal,
 };
-use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, Unit};
+use crate::rollout::run_settings::{ConsumerGroupSettings, RunSettings, StartPosition, StepSettings, Unit};
 use crate::rollout::settings::{
     AgentsWithoutListRule, BrokenLinkRule, MissingCallRule, NonfiniteLogprobsRule, RolloutSettings, RowWeight,
     UnreadAnswersRule,
@@ -253,10 +253,17 @@ pub(super) fn rollout_settings() -> BoxedStrategy<RolloutSettings> {
 pub(super) fn consumer_group_settings() -> BoxedStrategy<ConsumerGroupSettings> {
     let unit = select(&[Unit::Row, Unit::Rollout, Unit::Group]);
     let start = select(&[StartPosition::Earliest, StartPosition::Latest]);
-    (option::of(id!(Name)), unit, any::<(Option<u32>, Option<u64>)>(), start)
-        .prop_map(|(policy, unit, (max_row_tokens, max_staleness_versions), start)| ConsumerGroupSettings {
+    let step = any::<(u32, u32, u64)>();
+    let step = option::of(step.prop_map(|(units, shards, microbatch_tokens)| StepSettings {
+        units,
+        shards,
+        microbatch_tokens,
+    }));
+    (option::of(id!(Name)), (unit, step), any::<(Option<u32>, Option<u64>)>(), start)
+        .prop_map(|(policy, (unit, step), (max_row_tokens, max_staleness_versions), start)| ConsumerGroupSettings {
             policy,
             unit,
+            step,
             max_row_tokens,
             max_staleness_versions,
             start,
@@ -292,10 +299,17 @@ pub(super) fn run_settings() -> BoxedStrategy<RunSettings> {
 
 pub(super) fn definition() -> BoxedStrategy<GroupDefinition> {
     let unit = select(&[UnitKind::Row, UnitKind::Rollout, UnitKind::Group]);
-    (option::of(text()), unit, any::<(Option<u32>, bool, u32, Option<u64>)>())
-        .prop_map(|(policy, unit, rest)| GroupDefinition {
+    let step = any::<(u32, u32, u64)>();
+    let step = option::of(step.prop_map(|(units, shards, microbatch_tokens)| StepDefinition {
+        units,
+        shards,
+        microbatch_tokens,
+    }));
+    (option::of(text()), (unit, step), any::<(Option<u32>, bool, u32, Option<u64>)>())
+        .prop_map(|(policy, (unit, step), rest)| GroupDefinition {
             policy,
             unit,
+            step,
             max_row_tokens: rest.0,
             ephemeral: rest.1,
             max_deliveries: rest.2,
@@ -340,6 +354,12 @@ fn of_consumer_groups() -> BoxedStrategy<Record> {
         (group(), unit(), select(&DropReason::ALL)).prop_map(|((run, consumer_group), unit, reason)| {
             Record::UnitDropped { run, consumer_group, unit, reason }
         }),
+        (group(), any::<u64>(), vec(unit(), 0..5), vec(any::<u32>(), 0..3)).prop_map(
+            |((run, consumer_group), index, members, acknowledged_shards)| {
+                let step = FrozenStep { index, version: CutVersion::First, members, acknowledged_shards };
+                Record::StepFrozen { run, consumer_group, step: Box::new(step) }
+            }
+        ),
         (group(), unit()).prop_map(|((run, consumer_group), unit)| Record::UnitReleased { run, consumer_group, unit }),
         (id!(RunId), vec((id!(RolloutId), any::<u32>()), 0..4), retired_for())
             .prop_map(|(run, rollouts, reason)| Record::RolloutsRetired { run, rollouts, reason }),
@@ -431,12 +451,13 @@ fn of_copies() -> BoxedStrategy<Record> {
 }
 
 fn of_snapshots() -> BoxedStrategy<Record> {
-    let group = (id!(ConsumerGroupId), definition(), any::<(u64, u64)>()).prop_map(
-        |(consumer_group, definition, (made_at, seek_count))| GroupSnapshot {
+    let group = (id!(ConsumerGroupId), definition(), any::<(u64, u64, u64)>()).prop_map(
+        |(consumer_group, definition, (made_at, seek_count, next_step_index))| GroupSnapshot {
             consumer_group,
             definition,
             made_at: Position(made_at),
             seek_count,
+            next_step_index,
         },
     );
     let groups = vec(group, 0..3);

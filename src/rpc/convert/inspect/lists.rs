@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::Refusal;
 use crate::forest::link::DriftKind;
 use crate::ids::{AgentId, GroupId, Name, RolloutId, RunId};
+use crate::limits;
 use crate::proto::v1;
+use crate::queue::OpenStep;
 use crate::rollout::drift::DriftCount;
 use crate::rollout::view::RolloutView;
 use crate::store::sequencer::{ConsumerFigures, ConsumerGroupLook, GroupLook, RowsOf, RunLook};
@@ -252,6 +254,7 @@ pub fn consumer_group(
             leased_units: facts.in_flight.units,
             policy_version: facts.policy_version,
             last_request_time: Some(timestamp(unix_ms.saturating_sub(silent_ms))),
+            shard: facts.shard,
         }
     };
     v1::ConsumerGroupSummary {
@@ -273,6 +276,19 @@ pub fn consumer_group(
         rows: Some(row_ledger(&look.rows)),
         undeliverable_units: look.undeliverable.1,
         seek_count: look.seek_count,
+        next_step_index: look.steps.as_ref().map_or(0, |(next, _)| *next),
+        open_steps: look.steps.iter().flat_map(|(_, open)| open).map(open_step).collect(),
+    }
+}
+
+fn open_step(step: &OpenStep) -> v1::OpenStep {
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    v1::OpenStep {
+        step_index: step.index,
+        units: step.units,
+        missing_shards: step.missing_shards.iter().copied().take(limits::LISTED_IDS_MAX).collect(),
+        missing_shard_count: count(step.missing_shards.len()),
+        leased_shard_count: count(usize::try_from(step.leased_shards).unwrap_or(usize::MAX)),
     }
 }
 
