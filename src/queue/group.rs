@@ -25,6 +25,8 @@ pub struct ConsumerGroup<K, P> {
     /// The last acknowledgement or seek.
     pub(super) changed_at: u64,
     pub(super) seek_count: u64,
+    /// In replay: what was acknowledged, at which moment, whose unit is not known.
+    pub(super) unknown_acks: BTreeMap<UnitId, u64>,
     /// Until when units of before a restart are only for those who say that they hold them.
     pub(super) grace_until_ms: u64,
 }
@@ -44,6 +46,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             made_at,
             changed_at: made_at,
             seek_count: 0,
+            unknown_acks: BTreeMap::new(),
             grace_until_ms: 0,
         }
     }
@@ -75,7 +78,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
             let grown = if grows { self.ledger.grow(&source, &unit) } else { None };
             let new = if grown.is_none() { self.ledger.add(&source, unit, now_ms) } else { None };
             added.extend(grown.or(new));
-            new.into_iter().for_each(|number| self.joins_its_step(number));
+            new.into_iter().for_each(|number| self.is_known_now(number));
         }
         let is_settled =
             |number: &UnitNumber| self.ledger.units.get(number).is_some_and(|unit| unit.place.is_settled());

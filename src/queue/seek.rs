@@ -4,6 +4,7 @@
 //! moments in which it was acknowledged, so that every moment since the last forgotten acknowledgement or seek can be sought, also
 //! one that lies between two earlier seeks.
 
+use super::consumers::UnitNumber;
 use super::effect::QueueEffect;
 use super::group::ConsumerGroup;
 use super::shards::of_lease;
@@ -150,6 +151,36 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         self.ledger.blur(blurred);
     }
 
+    /// An acknowledgement is read again. Where the log begins in the middle, what it is about may have been forgotten by the end of the
+    /// log, or come later, as a copy.
+    pub fn replay_ack(&mut self, id: &UnitId, at: u64) -> Vec<QueueEffect<K>> {
+        let is_known = match self.shard_of(id) {
+            Some((index, _)) => self.steps.by_index.get(&index).is_some_and(|step| step.standing.known > 0),
+            None => self.ledger.find(id).is_some(),
+        };
+        if !is_known {
+            self.unknown_acks.insert(id.clone(), at);
+        }
+        self.apply_ack(id, at)
+    }
+
+    /// A unit was pushed that may have been acknowledged, or frozen in a step, before.
+    pub(super) fn is_known_now(&mut self, number: UnitNumber) {
+        if let Some(unit) = self.ledger.units.get(&number) {
+            self.unknown_acks.remove(&unit.id);
+        }
+        self.joins_its_step(number);
+    }
+
+    /// All was read: what has not come by now was forgotten, and never will.
+    pub fn all_is_read(&mut self) {
+        let forgotten = std::mem::take(&mut self.unknown_acks).into_values().max();
+        let in_part = self.steps.in_part().flat_map(|step| &step.members).filter_map(|id| self.ledger.find(id));
+        let forgotten = forgotten.into_iter().chain(in_part.map(|(_, unit)| unit.history.last_change())).max();
+        self.ledger.forgotten_through = self.ledger.forgotten_through.max(forgotten.unwrap_or(0));
+        self.steps_are_read();
+    }
+
     /// Whether what was acknowledged at a moment can be restored; changes nothing.
     ///
     /// # Errors
@@ -206,6 +237,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     ) -> (u64, Vec<QueueEffect<K>>) {
         self.seek_count += 1;
         self.changed_at = at;
+        self.unknown_acks.values_mut().filter(|moment| **moment > to).for_each(|moment| *moment = at);
         let (mut restored, mut effects) = (0, Vec::new());
         let sources: Vec<K> = self.ledger.sources.keys().cloned().collect();
         for source in sources {
@@ -245,7 +277,37 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{bounds, definition};
     use super::*;
+
+    /// A log that begins in the middle names what had been forgotten by its end: going back behind that would not be exact.
+    #[test]
+    fn what_was_acknowledged_and_is_gone_cannot_be_undone_after_a_replay() {
+        let unit = |id: &str| NewUnit {
+            id: UnitId::from(id),
+            tokens: 1,
+            rows: 1,
+            family: 0,
+            oldest_versions: Box::default(),
+            payload: (),
+        };
+        let again = |comes: bool| {
+            let mut group = ConsumerGroup::new(definition(), bounds(), 1, 0);
+            group.restore_seeks(0, 5, 90, None);
+            group.replay_ack(&UnitId::from("a"), 110);
+            if comes {
+                group.push(1_u64, vec![unit("a")], 0);
+                group.restore_history(&UnitId::from("a"), History::of_moments(&[110]));
+                group.restore_ack(&UnitId::from("a"));
+            }
+            group.all_is_read();
+            group
+        };
+        let (gone, kept) = (again(false), again(true));
+        assert_eq!((gone.forgotten_through(), gone.judge_seek(105)), (110, Err(SeekRefused::NotRetained)));
+        assert_eq!((gone.judge_seek(110), gone.changed_at()), (Ok(()), 110));
+        assert_eq!((kept.forgotten_through(), kept.judge_seek(105)), (5, Ok(())));
+    }
 
     #[test]
     fn a_history_is_its_moments() {

@@ -196,6 +196,11 @@ impl Steps {
         }
     }
 
+    /// Those of which some units are there, and not all.
+    pub(super) fn in_part(&self) -> impl Iterator<Item = &Step> {
+        self.by_index.values().filter(|step| step.standing.known > 0 && step.standing.known < step.members.len())
+    }
+
     /// Which shard of which remembered step has this id.
     pub(super) fn shard_of(&self, id: &UnitId, shards: u32) -> Option<(u64, u32)> {
         let (step, shard) = id.as_str().rsplit_once('/')?;
@@ -315,6 +320,13 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
         unit.step = Some(index);
         let place = unit.place;
         if let Some(step) = self.steps.by_index.get_mut(&index) {
+            // What was acknowledged of it before is known from its units now.
+            let shards = UnitId::new(format!("{}/", step.id.as_str()));
+            let behind = self.unknown_acks.range(shards.clone()..).map(|(id, _)| id.clone());
+            let known: Vec<_> = behind.take_while(|id| id.as_str().starts_with(shards.as_str())).collect();
+            for id in known {
+                self.unknown_acks.remove(&id);
+            }
             step.standing.known += 1;
             step.standing.enter(place);
         }
@@ -333,7 +345,7 @@ impl<K: Ord + Clone, P: Clone> ConsumerGroup<K, P> {
     }
 
     /// All was read: units that have not come by now never will.
-    pub fn steps_are_read(&mut self) {
+    pub(super) fn steps_are_read(&mut self) {
         self.steps.awaited.clear();
         let gone = self.steps.by_index.iter().filter(|(_, step)| step.standing.known == 0).map(|(index, _)| *index);
         gone.collect::<Vec<_>>().into_iter().for_each(|index| self.steps.remove(index));

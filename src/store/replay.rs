@@ -106,7 +106,7 @@ impl Sequencer {
         // What did not come to its end comes to nothing.
         self.copying.clear();
         self.groups_are_read();
-        self.steps_are_read();
+        self.units_are_read();
         self.count_calls();
         self.hold_back();
         if let Some(refusal) = self.reading.not_restored.take() {

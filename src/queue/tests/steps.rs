@@ -371,6 +371,7 @@ fn apply(group: &mut Group, position: u64, record: &Record, is_replay: bool) {
     match record {
         Record::Push(source, units) => drop(group.push(*source, units.clone(), 0)),
         Record::Frozen(step) => group.apply_frozen(step_of(step.index), step.clone(), position),
+        Record::Ack(unit) if is_replay => drop(group.replay_ack(unit, position)),
         Record::Ack(unit) => drop(group.apply_ack(unit, position)),
         Record::Drop(unit, reason) => drop(group.apply_drop(unit, *reason)),
         Record::Release(unit) => drop(group.apply_release(unit)),
@@ -432,14 +433,14 @@ fn image(group: &Group) -> impl PartialEq + std::fmt::Debug {
     let open: Vec<_> = group.open_steps().into_iter().map(|step| (step.index, step.missing_shards)).collect();
     let undeliverable: Vec<_> = group.undeliverable_steps().cloned().collect();
     let fetched: Vec<_> = (0..group.next_step_index()).map(|index| group.judge_refetch(index)).collect();
-    let moments = (group.changed_at(), group.seek_count());
+    let moments = (group.changed_at(), group.forgotten_through(), group.seek_count());
     (units, histories, open, undeliverable, fetched, moments, group.next_step_index())
 }
 
 fn replayed<'a>(records: impl Iterator<Item = &'a (u64, Record)>) -> Group {
     let mut group = new_group();
     records.for_each(|(position, record)| apply(&mut group, *position, record, true));
-    group.steps_are_read();
+    group.all_is_read();
     assert_eq!(group.check_invariants(), Ok(()));
     group
 }

@@ -340,7 +340,11 @@ impl Sequencer {
             }
             Sequenced::Declared { run, settings } => self.make_declared(&run, &settings, position),
             Sequenced::Acknowledged { run, consumer_group, units } => {
-                self.settle(&run, &consumer_group, &units, |group, unit| group.apply_ack(unit, position.0));
+                let is_read_again = self.store.is_replaying();
+                self.settle(&run, &consumer_group, &units, |group, unit| match is_read_again {
+                    true => group.replay_ack(unit, position.0),
+                    false => group.apply_ack(unit, position.0),
+                });
             }
             Sequenced::UnitDropped { run, consumer_group, unit, reason } => {
                 self.by_hand_is_over(&run, reason == DropReason::Operator);

@@ -116,10 +116,10 @@ impl Sequencer {
         self.stirred.insert(run_id.clone());
     }
 
-    /// All was read: units of steps that have not come never will.
-    pub(in crate::store) fn steps_are_read(&mut self) {
+    /// All was read: units that have not come never will.
+    pub(in crate::store) fn units_are_read(&mut self) {
         for run in self.runs.values_mut() {
-            run.queue.groups_mut().for_each(|(_, group)| group.steps_are_read());
+            run.queue.groups_mut().for_each(|(_, group)| group.all_is_read());
         }
     }
 
