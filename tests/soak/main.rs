@@ -116,7 +116,6 @@ async fn soak(what: &str, budgets: Budgets, extent: Extent, stops: bool) -> Chec
         trainer.abort();
         println!("the trainer stops; {}", half.usage);
         half.reach(0.75, false).await;
-        half.until_full_memory_is_seen(budgets).await;
         println!("the trainer returns; {}", half.usage);
         tokio::spawn(trainer::take(Arc::clone(&half.shared)));
     }
@@ -144,13 +143,6 @@ struct Half {
 }
 
 impl Half {
-    /// Figures are taken once a second: if tokens had to leave memory, looks until they say why.
-    async fn until_full_memory_is_seen(&mut self, budgets: Budgets) {
-        while self.usage.evictions > 0 && self.usage.counted_bytes_max < budgets.memory_bytes / 2 {
-            self.usage.look(&self.soaked).await;
-        }
-    }
-
     /// Has workers go on until so much of the extent is done; in a short run, where no trainer takes anything, until much has
     /// left memory.
     async fn reach(&mut self, share: f64, is_taken: bool) {
