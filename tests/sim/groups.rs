@@ -115,7 +115,11 @@ fn released(world: &World, members: &[&Standing], look: &GroupLook, release: &Re
     let late = members.iter().filter(|member| {
         member.has_rows() && !counts(release, &world.plan.rollouts[member.rollout].id, member.attempt)
     });
-    let (late, size) = (late.count(), look.size.map_or(usize::MAX, |size| size as usize));
+    // Its size may have been said after it was released.
+    if decided.size.is_some_and(|size| look.size != Some(size)) {
+        return Err(format!("another size was decided than is known: {look:?}"));
+    }
+    let (late, size) = (late.count(), decided.size.map_or(usize::MAX, |size| size as usize));
     let fine = match decided.released_for {
         ReleasedFor::Whole => late == 0 && decided.counted.len() + decided.absent as usize == size,
         ReleasedFor::Quorum => decided.rules.quorum.is_some_and(|quorum| rewards.len() >= quorum as usize),
@@ -133,7 +137,7 @@ fn released(world: &World, members: &[&Standing], look: &GroupLook, release: &Re
     );
     world.count("late members", late);
     let equal = rewards.len() > 1 && rewards.iter().all(|reward| *reward == rewards[0]);
-    let least = if look.size == Some(1) { 1 } else { 2 };
+    let least = if decided.size == Some(1) { 1 } else { 2 };
     let dropped = match () {
         () if rewards.len() < least => Some(DroppedFor::TooFewMembers),
         () if equal && decided.rules.drop_zero_variance => Some(DroppedFor::ZeroVariance),
