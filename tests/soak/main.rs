@@ -61,6 +61,14 @@ struct Shared {
     taken: parking_lot::Mutex<Taken>,
 }
 
+impl Shared {
+    /// Whether of each rollout something has come, and as many tokens as all have generated.
+    fn all_has_arrived(&self) -> bool {
+        let (reported, taken) = (self.reported.lock(), self.taken.lock());
+        taken.rollouts.len() >= reported.rollouts.len() && taken.trained_tokens >= reported.generated_tokens
+    }
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let value = |name| arguments.iter().position(|argument| argument == name).and_then(|at| arguments.get(at + 1));
@@ -126,7 +134,7 @@ async fn soak(what: &str, budgets: Budgets, extent: Extent, stops: bool) -> Chec
         half.usage.look_until(&half.soaked, worker).await.expect("a worker ends well");
     }
     // What is reported arrives, or the test waits for ever and says for what.
-    while half.shared.taken.lock().rollouts.len() < half.shared.reported.lock().rollouts.len() {
+    while !half.shared.all_has_arrived() {
         half.usage.look(&half.soaked).await;
     }
     println!("all has arrived; {}", half.usage);
@@ -190,8 +198,9 @@ fn checks(what: &str, budgets: Budgets, shared: &Shared, usage: &Usage, stops: b
             format!("{:?}, without one {:?}", reported.refusals, reported.refusals_without_delay),
         ),
         check(
-            if stops { "what did not fit left memory" } else { "memory was never short" },
-            (usage.evictions > 0) == stops,
+            // A trainer that keeps up may be behind for a moment.
+            if stops { "what did not fit left memory" } else { "memory was hardly ever short" },
+            if stops { usage.evictions > 0 } else { usage.evictions < SHORT_EVICTIONS },
             format!("tokens of rollouts left memory {} times", usage.evictions),
         ),
         check(
