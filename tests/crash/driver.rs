@@ -10,7 +10,7 @@ use hedgerow::cli::shuffle::SplitMix64;
 use tokio::runtime::Runtime;
 
 use crate::plan::{Plan, WORKERS};
-use crate::processes::{News, Process};
+use crate::processes::{self, News, Process};
 use crate::rows::{Applied, Print};
 use crate::trainer::GROUPS;
 use crate::{check, undisturbed};
@@ -31,8 +31,6 @@ const LATE_MICROSECONDS_MAX: usize = 3_000;
 const START_MICROSECONDS_MAX: usize = 60_000;
 /// How often a service is started whose port somebody else has for a moment.
 const BINDS_MAX: u32 = 200;
-/// Ports are taken from below those that the system gives to outgoing connections.
-const PORTS: std::ops::Range<usize> = 20_000..30_000;
 
 /// Runs so many rounds.
 pub(crate) fn run(runtime: &Runtime, rounds: Option<u64>, seed: Option<u64>) -> ExitCode {
@@ -83,7 +81,7 @@ struct Field {
     seed: u64,
     chance: SplitMix64,
     directory: PathBuf,
-    port: usize,
+    port: u16,
     batch: u64,
     processes: Vec<Process>,
     started: u64,
@@ -105,15 +103,11 @@ impl Field {
         let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("crash-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).expect("a folder of its own");
-        // Not by the seed: two runs of one seed may go on side by side.
-        let mut ports = SplitMix64::new(u64::from(std::process::id()));
-        let free = |port: &usize| std::net::TcpListener::bind(("127.0.0.1", *port as u16)).is_ok();
-        let port = std::iter::repeat_with(|| PORTS.start + ports.below(PORTS.len())).find(free).expect("a free port");
         Self {
             seed,
             chance: SplitMix64::new(seed),
             directory,
-            port,
+            port: processes::free_port(),
             batch: 0,
             processes: Vec::new(),
             started: 0,
@@ -238,26 +232,9 @@ impl Field {
         let group = GROUPS.iter().position(|group| group.name == role);
         let file = match (role, group) {
             ("service", _) => {
-                let mut command = Command::new(env!("CARGO_BIN_EXE_hedgerow"));
-                command.args([
-                    "serve",
-                    "--http-listen",
-                    "127.0.0.1:0",
-                    "--durability",
-                    "fsync",
-                    "--log-format",
-                    "json",
-                    // So small that segments come and go under fire, and rollouts are written forward.
-                    "--log-segment-bytes",
-                    "131072",
-                    "--log-budget-bytes",
-                    "4194304",
-                    // Less than a life lasts, for the most part.
-                    "--restart-grace-ms",
-                    "100",
-                ]);
-                command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
-                command.arg("--data-directory").arg(self.directory.join("data"));
+                let mut command = processes::service(self.port, &self.directory);
+                // Less than a life lasts, for the most part.
+                command.args(["--restart-grace-ms", "100"]);
                 return command;
             }
             (_, Some(group)) => {
@@ -393,7 +370,7 @@ impl Field {
             self.workers_left -= 1;
             return Ok(());
         }
-        let taken = std::net::TcpListener::bind(("127.0.0.1", self.port as u16)).is_err();
+        let taken = std::net::TcpListener::bind(("127.0.0.1", self.port)).is_err();
         if process.name == "service" && taken && self.binds < BINDS_MAX {
             self.binds += 1;
             self.start("service");

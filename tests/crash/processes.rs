@@ -1,8 +1,15 @@
 //! The processes of the test: started, killed without a word, and heard line by line.
 
 use std::io::{BufRead as _, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
+
+use hedgerow::cli::shuffle::SplitMix64;
+
+/// Ports are taken from below those that the system gives to outgoing connections.
+const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
 /// What a process said, or that it has no more to say.
 pub(crate) struct News {
@@ -65,6 +72,25 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A port that nobody has now, for a service that is started on it again and again.
+pub(crate) fn free_port() -> u16 {
+    // Not by the seed: two runs of one seed may go on side by side.
+    let mut ports = SplitMix64::new(u64::from(std::process::id()));
+    let any = || PORTS.start + ports.below(PORTS.len()) as u16;
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(any).find(free).expect("a free port")
+}
+
+/// The service, with its log in this directory: so small that segments come and go under fire, and rollouts are written forward.
+pub(crate) fn service(port: u16, directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hedgerow"));
+    command.args(["serve", "--http-listen", "127.0.0.1:0", "--durability", "fsync", "--log-format", "json"]);
+    command.args(["--log-segment-bytes", "131072", "--log-budget-bytes", "4194304"]);
+    command.arg("--listen").arg(format!("127.0.0.1:{port}"));
+    command.arg("--data-directory").arg(directory.join("data"));
+    command
 }
 
 /// Ends this process when whoever started it has gone.

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
-use crate::processes::{News, Process};
+use crate::processes::{self, News, Process};
 use crate::service::{Unit, about, call, reward};
 
 const RUN: &str = "ranks";
@@ -304,23 +304,7 @@ struct Field {
 impl Field {
     fn start(&mut self, name: &str) -> Result<(), String> {
         let mut command = match name.strip_prefix("rank ") {
-            None => {
-                let mut command = Command::new(env!("CARGO_BIN_EXE_hedgerow"));
-                command.args([
-                    "serve",
-                    "--http-listen",
-                    "127.0.0.1:0",
-                    "--durability",
-                    "fsync",
-                    "--log-format",
-                    "json",
-                ]);
-                // So small that segments come and go, and rollouts are written forward.
-                command.args(["--log-segment-bytes", "131072", "--log-budget-bytes", "4194304"]);
-                command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
-                command.arg("--data-directory").arg(self.directory.join("data"));
-                command
-            }
+            None => processes::service(self.port, &self.directory),
             Some(shard) => {
                 let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
                 command.args(["rank", "--address", &format!("http://127.0.0.1:{}", self.port), "--member", shard]);
@@ -346,9 +330,7 @@ pub(crate) fn check(runtime: &Runtime, seed: u64) -> Result<String, String> {
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("ranks-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
-    // Held by nobody until the service takes it, and taken again by the next one.
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-    let port = port.map_err(|error| error.to_string())?.port();
+    let port = processes::free_port();
     let mut field = Field { directory, port, started: 0, processes: BTreeMap::new(), news: channel() };
     let (mut chance, mut heard, mut killed) = (SplitMix64::new(seed), Heard::default(), BTreeMap::new());
     field.start("service")?;

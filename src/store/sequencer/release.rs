@@ -156,7 +156,8 @@ impl Sequencer {
         let kept = run.groups.kept(&group).ok_or_else(|| group_not_found(run_id, &group))?;
         if !kept.group.rules().are_released() {
             let message = format!(
-                "nobody waits for the release of group {group:?}: its run has neither an estimator nor a declared consumer group that takes whole groups"
+                "nobody waits for the release of group {group:?}: its run has neither an estimator nor a declared consumer \
+                 group that takes whole groups"
             );
             return Err(Refusal::new(Reason::GroupNotAwaited, message).field("group_id"));
         }
